@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, TypeAlias
 
-__all__ = ["Buffer", "Data", "ObjectStore"]
+__all__ = ["DELETE_BATCH_KEYS", "Buffer", "Data", "ObjectStore", "Pace", "PacedStore"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Data: TypeAlias = Buffer | Sequence[Buffer]
+
+DELETE_BATCH_KEYS = 1000
+"""Keys that travel in one delete request, and come back in one page of a listing."""
 
 
 class ObjectStore(Protocol):
     """Whole objects under string keys, strongly consistent. Safe to use from several threads.
 
     Keys are non-empty, of the characters ``A-Z a-z 0-9 . _ - /``, with no empty, ``.`` or ``..``
-    segment; anything else raises `ValueError` before any request. Failures are raised as the
-    `funcpipe.errors.StoreError` family, never as a back-end's own exception.
+    segment, at most 900 characters long and 255 in a segment; anything else raises `ValueError`
+    before any request. Failures are raised as the `funcpipe.errors.StoreError` family, never as
+    a back-end's own exception.
     """
 
     def put(self, key: str, data: Data, *, if_absent: bool = False) -> None:
@@ -29,8 +33,9 @@ class ObjectStore(Protocol):
     def get(self, key: str, *, start: int = 0, stop: int | None = None) -> memoryview:
         """The object's bytes `start:stop` in a new, writable, 64-byte-aligned buffer.
 
-        Raises `ObjectMissing` if there is none. A range beyond the end is cut to the end; a body
-        that is shorter than announced is never returned (`StoreUnavailable` after retries).
+        Raises `ObjectMissing` if there is none, `ValueError` for a negative bound. A range beyond
+        the end is cut to the end; a body that is shorter than announced is never returned
+        (`StoreUnavailable` after retries).
         """
 
     def wait(self, key: str, *, deadline_s: float) -> memoryview:
@@ -44,3 +49,29 @@ class ObjectStore(Protocol):
 
     def close(self) -> None:
         """Release connections; closing twice is no error."""
+
+
+class Pace(Protocol):
+    """How fast the bytes of one request may pass: what `Shaped` hands down to a back-end.
+
+    The back-end calls it with the number of bytes, at most `chunk_bytes`, that it is about to
+    send or has just received; it returns when they have passed the emulated link. An object that
+    is being put may appear only after its last byte has passed.
+    """
+
+    @property
+    def chunk_bytes(self) -> int: ...
+
+    def __call__(self, num_bytes: int) -> None: ...
+
+
+class PacedStore(ObjectStore, Protocol):
+    """An `ObjectStore` whose transfers can be paced; everything in this package is one."""
+
+    def put(
+        self, key: str, data: Data, *, if_absent: bool = False, pace: Pace | None = None
+    ) -> None: ...
+
+    def get(
+        self, key: str, *, start: int = 0, stop: int | None = None, pace: Pace | None = None
+    ) -> memoryview: ...
