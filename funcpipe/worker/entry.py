@@ -1,0 +1,202 @@
+"""The whole life of a function: what every platform's handler calls."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from funcpipe.control import Watch
+from funcpipe.errors import FuncpipeError, Stopped, StoreError, describe
+from funcpipe.job import Job
+from funcpipe.model.chain import state_of
+from funcpipe.schedule.execute import Start
+from funcpipe.schedule.program import Program
+from funcpipe.store.meter import Metered
+from funcpipe.store.open import open_store
+from funcpipe.store.wait import Arrival, wait_for
+from funcpipe.worker.build import BuiltStage, build_stage, fetch_job
+from funcpipe.worker.invocation import Invocation
+from funcpipe.worker.lease import take_lease
+from funcpipe.worker.machine import (
+    Build,
+    Built,
+    Event,
+    Export,
+    Exported,
+    Instruction,
+    LeaseTaken,
+    Run,
+    TakeLease,
+    TaskDone,
+    WorkerMachine,
+)
+from funcpipe.worker.memory import peak_bytes, resident_bytes
+from funcpipe.worker.passes import Pass, passes, program_of
+from funcpipe.worker.runner import Runner
+from funcpipe.worker.tasks import Tasks
+from funcpipe.worker.timeline import Timeline
+
+__all__ = ["FunctionWorker", "main"]
+
+KEPT_PASSES = 4
+
+
+def main(payload: Mapping[str, Any]) -> int:
+    """Run one function; its exit code: 0 done or superseded, 1 failed and said why.
+
+    After a failure other threads may still be at work: the caller ends the process at once.
+    """
+    invocation = Invocation.from_dict(payload)
+    with tempfile.TemporaryDirectory(prefix="funcpipe-") as folder:
+        store = Metered(open_store(invocation.spec.store))
+        worker = FunctionWorker(invocation, store, Path(folder) / "bundle")
+        end = Runner(worker.machine, worker.do).run()
+        if end.error is not None and end.tell:
+            worker.tell(end.error)
+        os.chdir("/")
+        return 0 if end.error is None or isinstance(end.error, Stopped) else 1
+
+
+class FunctionWorker:
+    """Carries out the instructions of a worker's state machine with real IO."""
+
+    def __init__(self, invocation: Invocation, store: Metered, folder: Path) -> None:
+        self.machine = WorkerMachine()
+        self._invocation = invocation
+        self._spec = invocation.spec
+        self._store = store
+        self._folder = folder
+        self._base_bytes = resident_bytes()
+        self._timeline = Timeline()
+        self._passes: dict[int, Pass] = {}
+        self._tasks: Tasks | None = None
+        self._built: BuiltStage | None = None
+        self._built_s = 0.0
+        self._watch = Watch(
+            store,
+            self._spec.run,
+            self._spec.control,
+            every_s=self._spec.watch_s,
+            clock=time.monotonic,
+        )
+
+    def do(self, instruction: Instruction) -> Event:
+        """Carry out one instruction; errors carry the place where they happened."""
+        try:
+            match instruction:
+                case TakeLease():
+                    self._take_lease()
+                    return LeaseTaken()
+                case Build():
+                    return Built(self._build())
+                case Run(start):
+                    self._run(start)
+                    return TaskDone(start)
+                case Export():
+                    self._export()
+                    return Exported()
+                case _:
+                    raise FuncpipeError(f"cannot carry out {instruction}")
+        except FuncpipeError as error:
+            error.at(stage=self._invocation.stage, replica=self._invocation.replica)
+            raise
+
+    def tell(self, error: FuncpipeError) -> None:
+        """Leave the attempt's first error in the store; a later one adds nothing."""
+        data = json.dumps(describe(error)).encode()
+        try:
+            self._store.put(self._spec.keys.fault(), data, if_absent=True)
+        except StoreError as failure:
+            print(f"could not store the error ({failure})", flush=True)
+
+    def _take_lease(self) -> None:
+        place = self._invocation
+        key = self._spec.keys.lease(place.stage, place.replica, place.segment)
+        take_lease(self._store, key, place.token, if_absent=self._spec.if_absent, sleep=time.sleep)
+
+    def _build(self) -> Iterator[Program]:
+        self._folder.mkdir()
+        job = fetch_job(self._spec, self._store, self._folder)
+        self._built = build_stage(self._invocation, job, self._store, roots=(self._folder,))
+        self._tasks = Tasks(self._invocation, self._built, self._store, self._fetch)
+        self._built_s = self._timeline.now()
+        return self._programs(job)
+
+    def _programs(self, job: Job) -> Iterator[Program]:
+        """The program of every pass; only the last few passes are kept."""
+        place = self._invocation
+        for one in _passes(job, place):
+            self._passes[one.index] = one
+            self._passes.pop(one.index - KEPT_PASSES, None)
+            yield program_of(self._spec.shape, one, stage=place.stage, replica=place.replica)
+
+    def _run(self, start: Start) -> None:
+        one, tasks = self._passes[start.pass_index], self._tasks
+        if tasks is None:
+            raise FuncpipeError("a task came before the stage was built")
+        began = self._timeline.now()
+        try:
+            cost = tasks.run(one, start.action)
+        except FuncpipeError as error:
+            error.at(step=one.step, micro_batch=_micro_batch(start))
+            raise
+        self._timeline.add(start, began, self._timeline.now(), cost)
+
+    def _fetch(self, key: str) -> Arrival:
+        return wait_for(self._store, key, deadline_s=self._spec.wait_s, between=self._watch)
+
+    def _export(self) -> None:
+        """The trained weights, by the first replica, and what this function has to say."""
+        built, place = self._built, self._invocation
+        if built is None:
+            raise FuncpipeError("nothing was built, so nothing can be exported")
+        if place.replica == 0:
+            for layer in built.stage.layers:
+                self._store.put(self._spec.run.final_layer(layer.index), save(state_of((layer,))))
+        usage = self._store.counts()
+        result = {
+            "stage": place.stage,
+            "replica": place.replica,
+            "base_bytes": self._base_bytes,
+            "peak_bytes": peak_bytes(),
+            "data_s": built.data.seconds,
+            "data_bytes": built.data.resident,
+            "start_s": self._built_s,
+            "seconds": self._timeline.now(),
+            "compute_s": self._timeline.user_s,
+            "transfer_s": self._timeline.transfer_s,
+            "waiting_s": self._timeline.wait_s,
+            "usage": usage.to_dict(),
+            "began_at": self._timeline.began_at,
+            "timeline": self._timeline.rows(),
+            "threads": torch.get_num_threads(),
+            "capability": torch.backends.cpu.get_cpu_capability(),
+            "torch": torch.__version__,
+        }
+        key = self._spec.keys.result(place.stage, place.replica)
+        self._store.put(key, json.dumps(result).encode())
+
+
+def _passes(job: Job, invocation: Invocation) -> Iterator[Pass]:
+    spec = invocation.spec
+    return passes(
+        job,
+        num_train=spec.num_train,
+        num_eval=spec.num_eval,
+        num_steps=spec.num_steps,
+        micro_batch_size=spec.plan.micro_batch_size,
+        report_every=spec.report_every,
+    )
+
+
+def _micro_batch(start: Start) -> int | None:
+    chunked = start.action.chunk is not None
+    return None if chunked else start.action.index

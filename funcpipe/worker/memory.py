@@ -1,0 +1,24 @@
+"""Memory of this process as the kernel counts it. Linux only, like the functions themselves."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["peak_bytes", "resident_bytes"]
+
+_STATUS = Path("/proc/self/status")
+
+
+def resident_bytes() -> int:
+    """Resident set size now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def peak_bytes() -> int:
+    """Highest resident set size since the process image was loaded (VmHWM)."""
+    for line in _STATUS.read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"{_STATUS} has no VmHWM line")
