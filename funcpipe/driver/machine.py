@@ -28,6 +28,7 @@ __all__ = [
     "ReportSeen",
     "ResultSeen",
     "StopAll",
+    "combine",
 ]
 
 Place: TypeAlias = tuple[int, int]
@@ -114,9 +115,9 @@ class _Gathered:
 
 
 class DriverMachine:
-    """degrees: replicas of each stage. num_steps: of the whole run."""
+    """degrees: replicas of each stage. num_steps: of the whole run. mean_loss: or a sum."""
 
-    def __init__(self, degrees: tuple[int, ...], *, num_steps: int) -> None:
+    def __init__(self, degrees: tuple[int, ...], *, num_steps: int, mean_loss: bool = True) -> None:
         self.results: dict[Place, Mapping[str, Any]] = {}
         self.losses: list[float] = []
         self.metrics: dict[str, float] = {}
@@ -124,6 +125,7 @@ class DriverMachine:
         self.finished = False
         self._degrees = degrees
         self._num_steps = num_steps
+        self._mean_loss = mean_loss
         self._places = {(s, r) for s, degree in enumerate(degrees) for r in range(degree)}
         self._gathered: dict[tuple[bool, int], _Gathered] = {}
 
@@ -189,18 +191,26 @@ class DriverMachine:
             loss = math.fsum(rows)
             self.losses.append(loss)
             return [Announce("step", {"step": step + 1, "total": self._num_steps, "loss": loss})]
-        self.metrics = combine(rows)
+        self.metrics = combine(rows, mean=self._mean_loss)
         return [Announce("evaluation", {"step": step + 1, "metrics": self.metrics})]
 
 
-def combine(rows: list[Mapping[str, Any]]) -> dict[str, float]:
-    """Metrics of an evaluation from its micro-batches' sums: loss per weight, others per sample."""
-    weight = math.fsum(row["weight"] for row in rows)
+def combine(rows: list[Mapping[str, Any]], *, mean: bool) -> dict[str, float]:
+    """Metrics of an evaluation from its micro-batches' sums.
+
+    The loss per weight if it is a mean, else the sum; the metrics per sample; NaN where nothing
+    counted.
+    """
+    weight = math.fsum(row["weight"] for row in rows) if mean else 1.0
     count = math.fsum(row["count"] for row in rows)
-    combined = {"loss": math.fsum(row["loss"] for row in rows) / weight}
+    combined = {"loss": _ratio(math.fsum(row["loss"] for row in rows), weight)}
     for name in rows[0]["metrics"]:
-        combined[name] = math.fsum(row["metrics"][name] for row in rows) / count
+        combined[name] = _ratio(math.fsum(row["metrics"][name] for row in rows), count)
     return combined
+
+
+def _ratio(total: float, weight: float) -> float:
+    return total / weight if weight else math.nan
 
 
 def _lost(exited: Exited) -> FunctionLost:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from funcpipe import bundle
 from funcpipe.errors import JobError
 from funcpipe.model.build import build_data
-from funcpipe.model.sampling import Fetcher, weight_of
+from funcpipe.model.sampling import Fetcher, loss_scales
 from funcpipe.model.stage import Stage
 from funcpipe.model.weights import load_layers
 from funcpipe.store.base import ObjectStore
@@ -46,67 +46,59 @@ class BuiltStage:
     evaluation: Fetcher | None
     roots: Sequence[Path]
     data: DataCost = field(default_factory=DataCost)
-    _weights: dict[int, list[float]] = field(default_factory=dict)
+    _scales: dict[int, list[float]] = field(default_factory=dict)
 
-    def load(self, one: Pass, k: int) -> tuple[Any, Any]:
-        """Inputs and targets of micro-batch k."""
-        began = time.perf_counter()
-        try:
-            with user_code("loading the data", roots=self.roots):
-                return self._load(one, k)
-        finally:
-            self.data.seconds += time.perf_counter() - began
+    def inputs(self, one: Pass, k: int) -> Any:
+        """The inputs of micro-batch k; only at the first stage."""
+        return self._load(one, k, Fetcher.inputs)
 
-    def _load(self, one: Pass, k: int) -> tuple[Any, Any]:
+    def targets(self, one: Pass, k: int) -> Any:
+        """The targets of micro-batch k; only at the last stage."""
+        return self._load(one, k, Fetcher.targets)
+
+    def _load(self, one: Pass, k: int, half: Callable[..., Any]) -> Any:
         fetcher = self.train if one.trains else self.evaluation
         if fetcher is None:
             raise JobError("this stage has no data to load")
-        return fetcher.load(one.micro_batches[k], step=one.step, micro_batch=k)
+        began = time.perf_counter()
+        with user_code("loading the data", roots=self.roots):
+            loaded = half(fetcher, one.micro_batches[k], step=one.step, micro_batch=k)
+        self.data.seconds += time.perf_counter() - began
+        return loaded
 
-    def forward(self, one: Pass, k: int, value: Any) -> Any:
-        with user_code("the model's forward", roots=self.roots):
-            return self.stage.forward(step=one.step, micro_batch=k, value=value)
-
-    def forward_last(self, one: Pass, k: int, value: Any, target: Any) -> float:
-        """Forward and loss; this micro-batch's contribution to the loss of the step."""
-        scale = self._scale(one, k)
-        with user_code("the model's forward or the loss", roots=self.roots):
-            return self.stage.forward_loss(
-                step=one.step, micro_batch=k, value=value, target=target, scale=scale
+    def forward(self, one: Pass, k: int, value: Any, target: Any = None) -> Any:
+        """The activation, or on the last stage this micro-batch's share of the step's loss."""
+        what = "the model's forward"
+        scale = 1.0
+        if self.stage.is_last:
+            what += " or the loss"
+            scale = self._scale(one, k)
+        with user_code(what, roots=self.roots):
+            return self.stage.forward(
+                step=one.step, micro_batch=k, value=value, scale=scale, target=target
             )
 
     def backward(self, k: int, gradient: Any) -> Any:
         with user_code("the model's backward", roots=self.roots):
             return self.stage.backward(micro_batch=k, gradient=gradient)
 
-    def step(self) -> None:
+    def step(self, one: Pass) -> None:
         with user_code("the optimiser step", roots=self.roots):
-            self.stage.step()
+            self.stage.step(step=one.step)
 
-    def evaluate(self, value: Any) -> Any:
-        with user_code("the model's forward in evaluation", roots=self.roots):
-            return self.stage.evaluate(value)
-
-    def evaluate_last(self, value: Any, target: Any) -> dict[str, Any]:
+    def evaluate(self, one: Pass, k: int, value: Any, target: Any = None) -> Any:
+        """The activation, or on the last stage an `Evaluation`."""
         with user_code("the evaluation", roots=self.roots):
-            return self.stage.evaluate_loss(value, target)
+            return self.stage.evaluate(value=value, target=target, count=len(one.micro_batches[k]))
 
     def _scale(self, one: Pass, k: int) -> float:
-        """weight_k over the weight of the whole batch; 1 for sum losses (DESIGN section 3)."""
-        if self.job.loss_reduction == "sum":
-            return 1.0
-        weights = self._weights.get(one.index)
-        if weights is None:
-            self._weights = {one.index: self._weigh(one)}
-            weights = self._weights[one.index]
-        return weights[k] / sum(weights)
-
-    def _weigh(self, one: Pass) -> list[float]:
-        if self.job.loss_weight is None:
-            return [float(len(ids)) for ids in one.micro_batches]
-        targets = (self.load(one, k)[1] for k in range(len(one.micro_batches)))
-        with user_code("loss_weight", roots=self.roots):
-            return [weight_of(self.job, target) for target in targets]
+        """What micro-batch k's loss is multiplied with; all of a step are computed at once."""
+        if one.index not in self._scales:
+            sizes = [len(ids) for ids in one.micro_batches]
+            with user_code("loss_weight", roots=self.roots):
+                scales = loss_scales(self.job, sizes, lambda index: self.targets(one, index))
+            self._scales = {one.index: scales}
+        return self._scales[one.index][k]
 
 
 def fetch_job(spec: RunSpec, store: ObjectStore, folder: Path) -> Job:
@@ -152,4 +144,5 @@ def _fetcher(job: Job, expected: int, *, evaluation: bool) -> Fetcher:
             f"{which} has {len(dataset)} samples here, but {expected} where the run was started; "
             "every function must see the same data"
         )
-    return Fetcher(dataset, collate=job.collate, seed=job.seed)
+    name = "job.eval_data()" if evaluation else "job.train_data()"
+    return Fetcher(dataset, collate=job.collate, seed=job.seed, name=name)

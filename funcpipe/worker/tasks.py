@@ -180,27 +180,33 @@ class Tasks:
     # Compute lane.
 
     def _forward(self, one: Pass, action: Action, cost: Cost) -> None:
-        k = action.index or 0
-        stage, last = action.stage, self._invocation.is_last
-        target = self._data(one, k, cost)
-        value = self._input(one, action, cost)
-        with cost.user():
-            if last:
-                self._losses[one.index][k] = self._built.forward_last(one, k, value, target)
-            else:
-                output = self._built.forward(one, k, value)
-                self._outbox[one.index, Action(stage, Kind.SEND_F, k)] = output
+        result = self._through(self._built.forward, one, action, cost)
+        if self._invocation.is_last:
+            self._losses[one.index][action.index or 0] = result
 
     def _evaluate(self, one: Pass, action: Action, cost: Cost) -> None:
-        k = action.index or 0
-        target = self._data(one, k, cost)
-        value = self._input(one, action, cost)
+        result = self._through(self._built.evaluate, one, action, cost)
+        if self._invocation.is_last:
+            self._evaluations[one.index][action.index or 0] = {
+                "loss": result.loss_sum,
+                "weight": result.weight,
+                "count": result.count,
+                "metrics": dict(result.metric_sums),
+            }
+
+    def _through(self, compute: Callable[..., Any], one: Pass, action: Action, cost: Cost) -> Any:
+        """Take the input, compute, and leave what is to be sent in the outbox."""
+        k, stage = action.index or 0, action.stage
         with cost.user():
-            if self._invocation.is_last:
-                self._evaluations[one.index][k] = self._built.evaluate_last(value, target)
+            if self._invocation.is_first:
+                value = self._built.inputs(one, k)
             else:
-                output = self._built.evaluate(value)
-                self._outbox[one.index, Action(action.stage, Kind.SEND_F, k)] = output
+                value = self._inbox.pop((one.index, Action(stage, Kind.RECV_F, k)))
+            target = self._built.targets(one, k) if self._invocation.is_last else None
+            result = compute(one, k, value, target)
+        if not self._invocation.is_last:
+            self._outbox[one.index, Action(stage, Kind.SEND_F, k)] = result
+        return result
 
     def _backward(self, one: Pass, action: Action, cost: Cost) -> None:
         k = action.index or 0
@@ -218,7 +224,7 @@ class Tasks:
 
     def _step(self, one: Pass, action: Action, cost: Cost) -> None:
         with cost.user():
-            self._built.step()
+            self._built.step(one)
         # A peer's shares of this step are sent only after it has read all sums of the last one.
         stale, self._stale_sums = self._stale_sums, self._own_sums
         self._own_sums = []
@@ -226,19 +232,6 @@ class Tasks:
         losses = self._losses.pop(one.index, {})
         if self._invocation.is_last:
             self._entries.append({"trains": True, "step": one.step, "losses": _numbered(losses)})
-
-    def _data(self, one: Pass, k: int, cost: Cost) -> Any:
-        """Load a micro-batch where this stage needs it; returns its target."""
-        if not (self._invocation.is_first or self._invocation.is_last):
-            return None
-        with cost.user():
-            inputs, target = self._built.load(one, k)
-        if self._invocation.is_first:
-            self._inbox[one.index, Action(0, Kind.RECV_F, k)] = inputs
-        return target
-
-    def _input(self, one: Pass, action: Action, cost: Cost) -> Any:
-        return self._inbox.pop((one.index, Action(action.stage, Kind.RECV_F, action.index)))
 
     # Service lane.
 

@@ -1,0 +1,31 @@
+"""From the layers' trained weights in the store to one file that the plain model loads."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors.torch import load, save_file
+
+from funcpipe.keys import Run
+from funcpipe.store.base import ObjectStore
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["export_model"]
+
+
+def export_model(store: ObjectStore, run: Run, *, num_layers: int, path: Path) -> Path:
+    """Write ``model.safetensors``: the plain model's state dict. Whole or not at all."""
+    state: dict[str, Tensor] = {}
+    for index in range(num_layers):
+        state |= load(bytes(store.get(run.final_layer(index))))
+    partial = path.with_name(path.name + ".partial")
+    try:
+        save_file(state, partial, metadata={"format": "pt"})
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return path

@@ -1,0 +1,160 @@
+"""The driver's IO loop: looks at functions and store, feeds the state machine, does as it says."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from funcpipe.control import publish
+from funcpipe.driver.host import Exit, FunctionHost
+from funcpipe.driver.machine import (
+    Announce,
+    DriverMachine,
+    Event,
+    Exited,
+    FaultSeen,
+    Finish,
+    Instruction,
+    Interrupted,
+    Place,
+    ReadFault,
+    ReadResult,
+    ReportSeen,
+    ResultSeen,
+    StopAll,
+)
+from funcpipe.errors import ObjectMissing, StoreError
+from funcpipe.store.base import ObjectStore
+from funcpipe.worker.invocation import Invocation, RunSpec
+
+__all__ = ["Loop", "Tell"]
+
+Tell = Callable[[str, Mapping[str, Any]], None]
+"""Takes an event's name and its fields."""
+
+LEAST_POLL_S, MOST_POLL_S = 0.03, 0.5
+FAULT_POLL_S = 1.0
+
+
+class Loop:
+    """Starts the functions of a run and stays until it is over."""
+
+    def __init__(
+        self,
+        *,
+        spec: RunSpec,
+        machine: DriverMachine,
+        host: FunctionHost,
+        store: ObjectStore,
+        tell: Tell,
+        interrupted: threading.Event,
+    ) -> None:
+        self._spec = spec
+        self._machine = machine
+        self._host = host
+        self._store = store
+        self._tell = tell
+        self._interrupted = interrupted
+        self._places: dict[str, Place] = {}
+        self._next_report = dict.fromkeys(machine.reporters, 0)
+        self._poll_s = LEAST_POLL_S
+        self._reported_at = 0.0
+        self._fault_due = time.monotonic() + FAULT_POLL_S
+
+    def run(self, invocations: list[Invocation]) -> None:
+        """Until done; raises the error that ended the run otherwise."""
+        for one in invocations:
+            memory_mb = one.spec.plan.stages[one.stage].memory_mb
+            name = f"stage{one.stage}-replica{one.replica}"
+            identity = self._host.start(one.encode(), name=name, memory_mb=memory_mb)
+            self._places[identity] = (one.stage, one.replica)
+            self._tell("function_started", {"stage": one.stage, "replica": one.replica})
+        while not self._machine.finished:
+            busy = self._look()
+            if not self._machine.finished and not busy:
+                self._interrupted.wait(self._poll_s)
+        if self._machine.error is not None:
+            raise self._machine.error
+
+    def _look(self) -> bool:
+        """One round over everything that may have happened; whether anything had."""
+        if self._interrupted.is_set():
+            self._handle(Interrupted("interrupted"))
+            return True
+        busy = False
+        for place in list(self._next_report):
+            busy |= self._read_report(place)
+        for ended in self._host.exits():
+            busy = True
+            self._ended(ended)
+        if time.monotonic() >= self._fault_due:
+            self._fault_due = time.monotonic() + FAULT_POLL_S
+            self._handle(FaultSeen(self._read(self._spec.keys.fault())))
+        return busy
+
+    def _ended(self, ended: Exit) -> None:
+        place = self._places[ended.id]
+        while self._read_report(place):
+            pass
+        self._handle(Exited(place, ended.reason, ended.code, ended.log_tail))
+
+    def _read_report(self, place: Place) -> bool:
+        """The next report of a function, if it is there: one GET, and a DELETE when it was."""
+        if place not in self._next_report:
+            return False
+        key = self._spec.keys.report(*place, self._next_report[place])
+        report = self._read(key)
+        if report is None:
+            return False
+        self._next_report[place] += 1
+        self._store.delete([key])
+        if place == self._machine.reporters[0]:
+            self._pace()
+        self._handle(ReportSeen(place, report["entries"]))
+        return True
+
+    def _pace(self) -> None:
+        """Look twice in the time between two reports: often enough, and a miss costs a request."""
+        now = time.monotonic()
+        if self._reported_at:
+            between = now - self._reported_at
+            self._poll_s = min(MOST_POLL_S, max(LEAST_POLL_S, between / 2))
+        self._reported_at = now
+
+    def _read(self, key: str) -> Any:
+        try:
+            return json.loads(bytes(self._store.get(key)))
+        except ObjectMissing:
+            return None
+
+    def _handle(self, event: Event) -> None:
+        for instruction in self._machine.handle(event):
+            self._do(instruction)
+
+    def _do(self, instruction: Instruction) -> None:
+        match instruction:
+            case Announce(name, fields):
+                self._tell(name, {**fields, "alive": self._host.alive()})
+            case ReadFault(exited):
+                self._handle(FaultSeen(self._read(self._spec.keys.fault()), exited))
+            case ReadResult(place):
+                self._handle(ResultSeen(place, self._read(self._spec.keys.result(*place))))
+            case StopAll(reason):
+                self._stop(reason)
+            case Finish():
+                pass
+
+    def _stop(self, reason: str) -> None:
+        """Tell blocked workers through the store, then end what is still there."""
+        try:
+            publish(
+                self._store,
+                self._spec.run,
+                self._spec.control.next(state="stop", reason=reason[:500]),
+            )
+        except StoreError as error:
+            self._tell("note", {"text": f"could not publish the stop: {error}", "level": "warning"})
+        self._host.stop()

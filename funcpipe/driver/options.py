@@ -1,0 +1,68 @@
+"""What a user may choose about a run, checked before anything is started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from funcpipe.errors import PlanError, PlatformError
+from funcpipe.partitioner.plan import Plan
+
+__all__ = ["PLATFORMS", "RunOptions"]
+
+PLATFORMS = ("local",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """plan: run exactly this; the other plan fields must then be left alone.
+
+    stages, replicas, micro_batch_size: None lets funcpipe choose. store: ``auto``, ``minio``,
+    ``seaweedfs``, ``juicefs``, a directory, or an S3 URL (with `endpoint` and `region` unless it
+    is AWS). steps: stop after so many training steps. threads: of each function.
+    """
+
+    plan: Plan | None = None
+    stages: int | None = None
+    replicas: tuple[int, ...] | None = None
+    micro_batch_size: int | None = None
+    schedule: str | None = None
+    in_flight: int | None = None
+    sync: str | None = None
+    platform: str = "local"
+    store: str = "auto"
+    endpoint: str | None = None
+    region: str | None = None
+    run_dir: Path | None = None
+    steps: int | None = None
+    threads: int = 1
+    report_every: int = 1
+
+    def __post_init__(self) -> None:
+        if self.platform not in PLATFORMS:
+            raise PlatformError(
+                f"unknown platform {self.platform!r}; known: {', '.join(PLATFORMS)}"
+            )
+        counts = {
+            "stages": self.stages,
+            "micro_batch_size": self.micro_batch_size,
+            "in_flight": self.in_flight,
+            "steps": self.steps,
+            "threads": self.threads,
+            "report_every": self.report_every,
+        }
+        counts |= {f"replicas[{i}]": count for i, count in enumerate(self.replicas or ())}
+        for name, value in counts.items():
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                raise PlanError(f"{name} is {value!r}; a whole number is needed")
+            if value is not None and value < 1:
+                raise PlanError(f"{name} is {value}; at least 1 is needed")
+        chosen = [name for name in _PLANNED if getattr(self, name) is not None]
+        if self.plan is not None and chosen:
+            raise PlanError(
+                f"a plan was given, and {', '.join(chosen)} beside it: the plan says it all; "
+                "leave one of the two out"
+            )
+
+
+_PLANNED = ("stages", "replicas", "micro_batch_size", "schedule", "in_flight", "sync")

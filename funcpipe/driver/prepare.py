@@ -1,0 +1,173 @@
+"""From a job to a run that is ready to start: checked, planned, cut and stored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from funcpipe import bundle
+from funcpipe.control import Control, publish
+from funcpipe.driver.options import RunOptions
+from funcpipe.errors import PlanError
+from funcpipe.job import Job
+from funcpipe.keys import Run
+from funcpipe.locate import LoadedJob
+from funcpipe.model.build import build_data, build_model
+from funcpipe.model.chain import Chain, chain_of
+from funcpipe.model.preview import weigh_layers
+from funcpipe.model.sampling import Fetcher
+from funcpipe.model.weights import make_manifest, pack_layer
+from funcpipe.partitioner.plan import Plan, even_plan
+from funcpipe.schedule.validate import validate
+from funcpipe.store.base import ObjectStore
+from funcpipe.store.open import StoreSpec
+from funcpipe.usercode import user_code
+from funcpipe.worker.invocation import RunSpec
+from funcpipe.worker.passes import distinct_sizes, total_steps
+
+__all__ = ["Prepared", "choose_plan", "layers_text", "prepare", "store_model", "upload"]
+
+DEFAULT_STAGES = 2
+DEFAULT_MICRO_BATCHES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A job that has been looked at from all sides and planned; nothing is stored yet."""
+
+    loaded: LoadedJob
+    chain: Chain
+    plan: Plan
+    packed: bundle.Bundle
+    trains: tuple[bool, ...]
+    num_train: int
+    num_eval: int
+    num_steps: int
+
+
+def prepare(loaded: LoadedJob, options: RunOptions) -> Prepared:
+    """Build the model once, try it on one sample, choose or check the plan, prove its schedule.
+
+    Raises whatever is wrong with the job, the model, the data or the plan.
+    """
+    job, roots = loaded.job, (loaded.root,)
+    packed = bundle.pack(loaded)
+    with user_code("building the model", roots=roots):
+        model = build_model(job)
+    chain = chain_of(model)
+    with user_code("loading the data", roots=roots):
+        train = build_data(job)
+        num_eval = len(build_data(job, evaluation=True)) if job.eval_data is not None else 0
+        inputs, target = Fetcher(train, collate=job.collate, seed=job.seed).load(
+            [0], step=0, micro_batch=0
+        )
+    with user_code("the model or the loss, on one sample,", roots=roots):
+        weights = weigh_layers(job, chain, inputs, target)
+    plan = choose_plan(job, options, weights)
+    num_train = len(train)
+    num_steps = total_steps(job, num_train=num_train, steps=options.steps)
+    trains = tuple(
+        any(
+            parameter.requires_grad
+            for layer in chain.layers[stage.first_layer : stage.stop_layer]
+            for parameter in layer.module.parameters()
+        )
+        for stage in plan.stages
+    )
+    return Prepared(
+        loaded=loaded,
+        chain=chain,
+        plan=plan,
+        packed=packed,
+        trains=trains,
+        num_train=num_train,
+        num_eval=num_eval,
+        num_steps=num_steps,
+    )
+
+
+def choose_plan(job: Job, options: RunOptions, weights: list[float]) -> Plan:
+    """The user's plan, checked against the model, or stages balanced by `weights`."""
+    num_layers = len(weights)
+    if options.plan is not None:
+        if options.plan.num_layers != num_layers:
+            raise PlanError(
+                f"the plan covers {options.plan.num_layers} layers, the model has {num_layers}; "
+                "plan again for this model"
+            )
+        return options.plan
+    num_stages = options.stages or min(DEFAULT_STAGES, num_layers)
+    size = options.micro_batch_size or -(-job.batch_size // DEFAULT_MICRO_BATCHES)
+    return even_plan(
+        weights,
+        num_stages=num_stages,
+        replicas=options.replicas or (1,),
+        micro_batch_size=min(size, job.batch_size),
+        schedule=options.schedule or "gpipe",
+        in_flight=options.in_flight,
+        sync=options.sync or "pipelined",
+    )
+
+
+def upload(
+    prepared: Prepared,
+    store: ObjectStore,
+    *,
+    root: str,
+    spec: StoreSpec,
+    if_absent: bool,
+    report_every: int,
+    note: Callable[[str], None],
+) -> RunSpec:
+    """Prove the schedule, then store the control object, the bundle and each layer's weights."""
+    plan, job, run = prepared.plan, prepared.loaded.job, Run(root)
+    size = plan.micro_batch_size
+    run_spec = RunSpec(
+        root=root,
+        attempt=1,
+        control_version=1,
+        plan=plan,
+        trains=prepared.trains,
+        entry=prepared.packed.entry,
+        digest=prepared.packed.digest,
+        num_train=prepared.num_train,
+        num_eval=prepared.num_eval,
+        num_steps=prepared.num_steps,
+        store=spec,
+        if_absent=if_absent,
+        report_every=report_every,
+    )
+    sizes = distinct_sizes(
+        job, num_train=prepared.num_train, num_steps=prepared.num_steps, micro_batch_size=size
+    )
+    validate(run_spec.shape, num_micro_batches=sizes, evaluation=-(-prepared.num_eval // size))
+    publish(store, run, Control(version=1, attempt=1))
+    store.put(run.bundle(prepared.packed.digest), prepared.packed.data)
+    with user_code("building the model without memory", roots=(prepared.loaded.root,)):
+        manifest = store_model(job, prepared.chain, store, run)
+    if manifest["build"] == "full":
+        note(
+            "this model cannot be built without memory, so every function holds all of it for a "
+            f"moment when it starts: {manifest['reason']}"
+        )
+    return run_spec
+
+
+def store_model(job: Job, chain: Chain, store: ObjectStore, run: Run) -> dict[str, Any]:
+    """Store each layer's weights, and the manifest, which is returned."""
+    entries = []
+    for layer in chain.layers:
+        data, entry = pack_layer(layer)
+        store.put(run.layer(layer.index), data)
+        entries.append(entry)
+    manifest = make_manifest(job, chain, entries)
+    store.put(run.manifest(), json.dumps(manifest).encode())
+    return manifest
+
+
+def layers_text(plan: Plan, stage: int) -> str:
+    """``3-7`` for a stage of layers 3 to 7."""
+    place = plan.stages[stage]
+    return f"{place.first_layer}-{place.stop_layer - 1}"
