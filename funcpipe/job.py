@@ -158,11 +158,19 @@ def _wrong(name: str, value: Any, expected: str) -> JobError:
     return JobError(f"Job.{name} is {_shown(value)}; expected {expected}")
 
 
-def _torch_class(name: str) -> type:
-    """A class of torch, if torch is loaded: what is an instance of it cannot exist before."""
+def _torch_classes(*names: str) -> tuple[type, ...]:
+    """Those classes of torch that are loaded: what is an instance of one cannot exist before."""
+    found = (getattr(sys.modules.get(f"torch.{m}"), c, None) for m, c in map(_split, names))
+    return tuple(item for item in found if isinstance(item, type))
+
+
+def _split(name: str) -> tuple[str, str]:
     module, _, attribute = name.rpartition(".")
-    found = getattr(sys.modules.get(module), attribute, None)
-    return found if isinstance(found, type) else type("Absent", (), {})
+    return module, attribute
+
+
+def _is_torch(value: Any, *names: str) -> bool:
+    return isinstance(value, _torch_classes(*names))
 
 
 def _check_int(name: str, value: Any, low: int, high: int | None = None) -> None:
@@ -189,7 +197,7 @@ def _check_callable(name: str, value: Any, arguments: tuple[str, ...]) -> None:
     _check_not_made(name, value, call)
     if not callable(value):
         raise _wrong(name, value, f"something that can be called as {call}")
-    target = value.forward if isinstance(value, _torch_class("torch.nn.Module")) else value
+    target = value.forward if _is_torch(value, "nn.Module") else value
     if inspect.iscoroutinefunction(target):
         raise _wrong(name, value, f"a plain function called as {call}, not an async one")
     try:
@@ -208,8 +216,7 @@ def _check_callable(name: str, value: Any, arguments: tuple[str, ...]) -> None:
 def _check_not_made(name: str, value: Any, call: str) -> None:
     """Refuse the thing itself where a function that makes it is expected, and the reverse."""
     field_name = name.partition("[")[0]
-    module = _torch_class("torch.nn.Module")
-    if field_name == "model" and isinstance(value, module):
+    if field_name == "model" and _is_torch(value, "nn.Module"):
         raise JobError(
             f"Job.model is a model ({type(value).__name__}); expected a function that builds it, "
             "since every function builds its own part: model=lambda: nn.Sequential(...)"
@@ -219,13 +226,14 @@ def _check_not_made(name: str, value: Any, call: str) -> None:
             f"Job.{name} is data itself ({type(value).__name__}); expected a function that loads "
             f"it, called as {call}: {name}=lambda: ..."
         )
-    if field_name in {"loss", "metrics"} and isinstance(value, type) and issubclass(value, module):
+    is_class = isinstance(value, type) and issubclass(value, _torch_classes("nn.Module"))
+    if field_name in {"loss", "metrics"} and is_class:
         raise JobError(
             f"Job.{name} is the class {value.__name__}; expected something that can be called as "
             f"{call}, such as an instance: {value.__name__}()"
         )
     for made, base in (("optimizer", "Optimizer"), ("lr_scheduler", "lr_scheduler.LRScheduler")):
-        if field_name == made and isinstance(value, _torch_class(f"torch.optim.{base}")):
+        if field_name == made and _is_torch(value, f"optim.{base}"):
             kind = type(value).__name__
             argument = "params" if made == "optimizer" else "optimizer"
             raise JobError(
@@ -249,15 +257,13 @@ def _check_loss(loss: Any, reduction: str, weight: Any) -> None:
             "Job.loss_weight is the weight of a mean loss, but Job.loss_reduction is 'sum': "
             "leave one of them out"
         )
-    if isinstance(loss, _torch_class("torch.nn.Module")):
+    if _is_torch(loss, "nn.Module"):
         if any(True for _ in loss.parameters()):
             raise JobError(
                 f"Job.loss ({type(loss).__name__}) has parameters, which would not be trained; "
                 "make them part of the model"
             )
-        weighted = isinstance(loss, _torch_class("torch.nn.CrossEntropyLoss")) or isinstance(
-            loss, _torch_class("torch.nn.NLLLoss")
-        )
+        weighted = _is_torch(loss, "nn.CrossEntropyLoss", "nn.NLLLoss")
         if weighted and reduction == "mean" and weight is None and loss.weight is not None:
             raise JobError(
                 f"Job.loss ({type(loss).__name__}) weighs classes, so the mean of a micro-batch "
