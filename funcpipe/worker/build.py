@@ -123,7 +123,7 @@ def build_stage(
     with user_code("building the model", roots=roots):
         layers = load_layers(job, manifest, place.first_layer, place.stop_layer, fetch)
     with user_code("making the optimiser", roots=roots):
-        stage = Stage(layers, job=job, is_first=invocation.is_first, is_last=invocation.is_last)
+        stage = Stage(layers, job=job, num_layers=spec.plan.num_layers)
     built = BuiltStage(job, stage, None, None, roots)
     if invocation.is_first or invocation.is_last:
         began, before = time.perf_counter(), resident_bytes()
