@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from funcpipe.errors import BundleError
-from funcpipe.imports import archive_path, base_of, reachable
+from funcpipe.imports import base_of, reachable
 from funcpipe.include import included_files
 from funcpipe.job import Job
 from funcpipe.locate import LoadedJob, import_job
@@ -106,16 +106,13 @@ def _python_modules(files: Mapping[str, Path]) -> dict[str, Path]:
 def _archive_names(modules: Mapping[str, Path]) -> dict[str, Path]:
     members: dict[str, Path] = {}
     for module, file in modules.items():
-        name = archive_path(module, file)
-        if name is None:
-            raise BundleError(f"the module {module!r} cannot be imported from a file {file.name}")
         base = base_of(module, file)
         if not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(base)):
             raise BundleError(
                 f"the module {module!r} is a symbolic link that leaves {base}, to "
                 f"{os.path.realpath(file)}; copy the file, or put its folder on PYTHONPATH"
             )
-        members[name] = file
+        members[file.relative_to(base).as_posix()] = file
     return members
 
 

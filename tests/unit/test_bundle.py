@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.abc
+import importlib.util
 import io
 import json
 import os
@@ -155,6 +157,28 @@ def test_the_users_own_packages_outside_the_root_are_included(
     assert eager.files == lazy.files == ("job.py", "mine/__init__.py", "mine/a.py")
 
 
+def test_a_package_that_only_an_import_hook_finds_is_included(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a finder such as those that editable installs put on sys.meta_path
+    write(tmp_path / "src", "hooked/__init__.py", "hooked/part.py")
+    package = tmp_path / "src" / "hooked"
+
+    class Finder(importlib.abc.MetaPathFinder):
+        def find_spec(self, fullname: str, path: object, target: object = None) -> object:
+            if fullname != "hooked":
+                return None
+            return importlib.util.spec_from_file_location(
+                fullname, package / "__init__.py", submodule_search_locations=[str(package)]
+            )
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder()])
+    # when
+    result = packed(tree, body="from hooked import part")
+    # then
+    assert result.files == ("hooked/__init__.py", "hooked/part.py", "job.py")
+
+
 def test_a_module_of_a_package_brings_its_package(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +201,21 @@ def test_a_module_of_a_package_brings_its_package(
         *("app/__init__.py", "app/common.py"),
         *("app/jobs/__init__.py", "app/jobs/job.py", "app/jobs/x.csv"),
     }
+
+
+def test_a_job_in_an_installed_package_brings_that_package_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given
+    site = tmp_path / "site-packages"
+    write(site, "shop/__init__.py", "shop/part.py", "stranger/__init__.py")
+    write_job(site / "shop", imports="import stranger, torch", body="from shop import part")
+    monkeypatch.syspath_prepend(site)
+    # when
+    result = pack(load_job("shop.job"))
+    # then
+    assert result.files == ("shop/__init__.py", "shop/job.py", "shop/part.py")
+    assert result.entry == "shop.job:job"
 
 
 def test_each_of_two_jobs_of_one_process_is_packed_with_its_own_modules(tmp_path: Path) -> None:
@@ -231,7 +270,13 @@ def test_files_folders_and_globs_are_included_without_caches(tree: Path) -> None
         "used.py",
         **{"plugins/p": "import used"},
     )
-    for hidden in (".git/config", ".venv/x.py", "data/__pycache__/y.txt", "data/z.pyc"):
+    for hidden in (
+        ".git/config",
+        ".venv/x.py",
+        "data/__pycache__/y.txt",
+        "data/z.pyc",
+        BUNDLE_MARKER,
+    ):
         (tree / hidden).parent.mkdir(parents=True, exist_ok=True)
         (tree / hidden).write_text("")
     # when
