@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from funcpipe.errors import BundleError
-from funcpipe.imports import archive_path, base_of, reachable
+from funcpipe.imports import base_of, reachable
 from funcpipe.include import included_files
 from funcpipe.job import Job
 from funcpipe.locate import LoadedJob, import_job
@@ -56,6 +56,23 @@ def pack(loaded: LoadedJob, *, limit_bytes: int = MAX_PACKED_BYTES) -> Bundle:
     it was found in (by a symbolic link), for a pattern of `include` that names nothing, for what
     looks like a credential, and for more than `limit_bytes`.
     """
+    try:
+        members = _members_of(loaded)
+        _check_size(members, limit_bytes)
+        entry = f"{loaded.module}:{loaded.attribute}"
+        data = _zipped(members, entry)
+    except OSError as exc:
+        raise BundleError(f"a file of the job cannot be read: {exc}") from exc
+    return Bundle(
+        data=data,
+        digest=hashlib.sha256(data).hexdigest(),
+        entry=entry,
+        files=tuple(sorted(members)),
+    )
+
+
+def _members_of(loaded: LoadedJob) -> dict[str, Path]:
+    """Name in the bundle and file of everything that the job needs."""
     folder = loaded.file.parent
     prefix = PurePosixPath(folder.relative_to(loaded.root).as_posix())
     included = {
@@ -71,18 +88,7 @@ def pack(loaded: LoadedJob, *, limit_bytes: int = MAX_PACKED_BYTES) -> Bundle:
                 f"the job includes {file}, but the module {members[name]} takes the same place "
                 f"({name}) in the bundle; rename one of them"
             )
-    entry = f"{loaded.module}:{loaded.attribute}"
-    try:
-        _check_size(members, limit_bytes)
-        data = _zipped(members, entry)
-    except OSError as exc:
-        raise BundleError(f"a file of the job cannot be read: {exc}") from exc
-    return Bundle(
-        data=data,
-        digest=hashlib.sha256(data).hexdigest(),
-        entry=entry,
-        files=tuple(sorted(members)),
-    )
+    return members
 
 
 def _python_modules(files: Mapping[str, Path]) -> dict[str, Path]:
@@ -100,16 +106,13 @@ def _python_modules(files: Mapping[str, Path]) -> dict[str, Path]:
 def _archive_names(modules: Mapping[str, Path]) -> dict[str, Path]:
     members: dict[str, Path] = {}
     for module, file in modules.items():
-        name = archive_path(module, file)
-        if name is None:
-            raise BundleError(f"the module {module!r} cannot be imported from a file {file.name}")
         base = base_of(module, file)
         if not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(base)):
             raise BundleError(
                 f"the module {module!r} is a symbolic link that leaves {base}, to "
                 f"{os.path.realpath(file)}; copy the file, or put its folder on PYTHONPATH"
             )
-        members[name] = file
+        members[file.relative_to(base).as_posix()] = file
     return members
 
 
@@ -182,7 +185,13 @@ def _check_members(members: Iterable[zipfile.ZipInfo], limit_bytes: int) -> None
         name = member.filename
         path = PurePosixPath(name)
         kind = stat.S_IFMT(member.external_attr >> 16)
-        if str(path) != name or path.is_absolute() or ".." in path.parts or "\\" in name:
+        if (
+            str(path) != name
+            or not path.parts
+            or path.is_absolute()
+            or ".." in path.parts
+            or "\\" in name
+        ):
             raise BundleError(f"the job's bundle holds the name {name!r}, which is not allowed")
         if kind not in (0, stat.S_IFREG) or member.compress_type not in _METHODS:
             raise BundleError(f"the job's bundle holds {name!r}, which is not a plain file")

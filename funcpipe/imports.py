@@ -35,7 +35,7 @@ def loaded_local_modules(names: Iterable[str] | None = None) -> dict[str, Path]:
         if name == "__main__" or not isinstance(file, str) or name.partition(".")[0] == "funcpipe":
             continue
         path = Path(os.path.abspath(file))
-        if path.is_file() and not is_installed(path) and archive_path(name, path) is not None:
+        if not is_installed(path) and path.is_file() and archive_path(name, path) is not None:
             found[name] = path
     return found
 
@@ -69,9 +69,11 @@ def reachable(
     """The local modules that the modules `starts` import, directly or not, and `starts`.
 
     Found in the sources, so that imports inside functions count too. Top-level names are looked
-    up in `root` first, then in `known`, then as Python would. Nothing is imported.
+    up in `root` first, then in `known`, then as Python would. Nothing is imported. A job that is
+    itself part of an installed package brings the modules of that package, and no other.
     """
-    finder = _Finder(root=root, known=known)
+    own = frozenset(name.partition(".")[0] for name in starts)
+    finder = _Finder(root=root, known=known, own=own)
     found: dict[str, Path] = {}
     waiting = dict(starts)
     while waiting:
@@ -148,6 +150,7 @@ class _Place:
 class _Finder:
     root: Path
     known: Mapping[str, Path]
+    own: frozenset[str]  # top-level names that count as local even if they are installed
     cache: dict[str, _Place | None] = field(default_factory=dict)
 
     def find(self, name: str) -> _Place | None:
@@ -167,7 +170,7 @@ class _Finder:
             return None
         beside = _look((self.root,), name)
         if beside and beside.file:
-            return beside
+            return beside if name in self.own or not is_installed(beside.file) else None
         if name in self.known:
             return _place_of(self.known[name])
         try:

@@ -24,8 +24,10 @@ __all__ = ["LoadedJob", "import_job", "importing_job", "load_job", "located"]
 DEFAULT_ATTRIBUTE = "job"
 
 _importing: ContextVar[bool] = ContextVar("funcpipe_importing_job", default=False)
-# What importing each job brought into sys.modules, by the job's root and module name.
+# What importing each job brought into sys.modules, by the job's root and module name, and the
+# state of those files then.
 _brought: dict[tuple[Path, str], dict[str, Path]] = {}
+_stamps: dict[Path, tuple[int, int] | None] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +58,8 @@ def load_job(ref: str | os.PathLike[str]) -> LoadedJob:
     ``path/job.py`` or ``path/job.py:attribute`` is imported from its own folder, under its stem's
     name; ``package.module`` or ``package.module:attribute`` as ``python -m`` would find it, from
     the working directory first. The attribute is ``job`` unless given. The folder stays first on
-    `sys.path`. Modules that another job brought in from elsewhere are dropped from `sys.modules`.
+    `sys.path`. Modules that another job brought in from elsewhere are dropped from `sys.modules`,
+    and so are the job's own if one of their files has changed since.
 
     Raises `JobError` for what cannot be found and `JobImportError`, with the user's own line, for
     what does not import.
@@ -79,7 +82,7 @@ def load_job(ref: str | os.PathLike[str]) -> LoadedJob:
         root=root,
         module=name,
         attribute=attribute,
-        modules=dict(_brought.get((root, name), {})) | {name: file},
+        modules=_loaded_beside(root, name) | {name: file},
     )
 
 
@@ -186,14 +189,14 @@ def _holders(job: Job) -> Iterator[tuple[ModuleType, str]]:
     """Modules with a file that hold the job as a variable; the one that made it first."""
     first = [sys.modules.get(job.origin.module), sys.modules.get("__main__")]
     for module in (*first, *list(sys.modules.values())):
-        if isinstance(getattr(module, "__file__", None), str):
+        if module is not None and isinstance(getattr(module, "__file__", None), str):
             for attribute, value in list(vars(module).items()):
                 if value is job:
                     yield module, attribute
 
 
 def _loaded_beside(root: Path, name: str) -> dict[str, Path]:
-    """What the job's import brought, as far as is known: at least, what is loaded below its root."""
+    """What importing the job has brought or, if others imported it, what is loaded below `root`."""
     known = _brought.get((root, name))
     if known is not None:
         return dict(known)
@@ -220,7 +223,7 @@ def _importable_name(module: ModuleType, file: Path) -> str:
 def _import(root: Path, name: str) -> ModuleType:
     """Module `name` from the folder `root`, which goes first on `sys.path`."""
     _refuse_hiding(root, name)
-    _drop_other_jobs(root)
+    _drop_other_jobs(root, name)
     _drop_if_elsewhere(root, name)
     path_before = list(sys.path)
     sys.path[:] = [str(root), *(entry for entry in sys.path if entry != str(root))]
@@ -235,8 +238,10 @@ def _import(root: Path, name: str) -> ModuleType:
         raise
     finally:
         _importing.reset(token)
-    fresh = loaded_local_modules(set(sys.modules) - names_before)
-    _brought.setdefault((root, name), {}).update(fresh)
+    if name not in names_before:
+        fresh = loaded_local_modules(set(sys.modules) - names_before)
+        _brought[root, name] = fresh
+        _stamps.update((file, _stamp(file)) for file in fresh.values())
     return module
 
 
@@ -280,16 +285,27 @@ def _refuse_hiding(root: Path, name: str) -> None:
         )
 
 
-def _drop_other_jobs(root: Path) -> None:
-    """Forget the modules that jobs from other folders brought in: names may be the same."""
+def _drop_other_jobs(root: Path, name: str) -> None:
+    """Forget what jobs of other folders brought in (names may be the same), and what is stale."""
     for key, modules in list(_brought.items()):
-        if key[0] == root:
+        stale = key == (root, name) and any(
+            _stamp(file) != _stamps.get(file) for file in modules.values()
+        )
+        if key[0] == root and not stale:
             continue
-        for name, file in modules.items():
-            loaded = getattr(sys.modules.get(name), "__file__", None)
+        for other, file in modules.items():
+            loaded = getattr(sys.modules.get(other), "__file__", None)
             if loaded is not None and os.path.abspath(loaded) == str(file):
-                del sys.modules[name]
+                del sys.modules[other]
         del _brought[key]
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
 
 
 def _drop_if_elsewhere(root: Path, name: str) -> None:

@@ -7,7 +7,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from funcpipe.errors import BundleError, FuncpipeError, OutOfMemory, UserCodeError
 
@@ -41,10 +41,14 @@ def inside_function() -> bool:
 def is_installed(file: str | os.PathLike[str]) -> bool:
     """Whether a source file belongs to Python, to an installed package or to funcpipe itself."""
     path = os.path.abspath(file)
-    real = os.path.realpath(path)
-    if _SITE_FOLDERS.intersection(PurePath(path).parts, PurePath(real).parts):
+    # Links are followed only if need be: that takes a system call per folder.
+    return _looks_installed(path) or _looks_installed(os.path.realpath(path))
+
+
+def _looks_installed(path: str) -> bool:
+    if not _SITE_FOLDERS.isdisjoint(path.split(os.sep)):
         return True
-    return any(_lies_under(real, folder) for folder in (*_OWN, *_STANDARD))
+    return any(_lies_under(path, folder) for folder in (*_OWN, *_STANDARD))
 
 
 def user_frame(exc: BaseException, roots: Sequence[Path]) -> str | None:

@@ -62,8 +62,10 @@ def reframed(change: Callable[[dict[str, Any]], Any], value: Any = None) -> byte
     return framed(text, payload)
 
 
-def framed(text: bytes, payload: bytes = b"") -> bytes:
-    fixed = struct.pack("<4sHHQ", b"FPWR", wire.VERSION, 0, len(text))
+def framed(
+    text: bytes, payload: bytes = b"", *, magic: bytes = b"FPWR", version: int = 1, zero: int = 0
+) -> bytes:
+    fixed = struct.pack("<4sHHQ", magic, version, zero, len(text))
     check = struct.pack("<Q", xxhash.xxh3_64_intdigest(fixed + text))
     front = fixed + check + text
     return front + bytes(-len(front) % 64) + payload
@@ -383,6 +385,49 @@ def test_a_forged_header_is_corrupt_and_nothing_else(change: Callable[..., Any])
         wire.decode(aligned(reframed(change)))
 
 
+EMPTY = (
+    b'{"value": 1, "meta": {"d": {}}, "tensors": [], "payload": [0, %d]}'
+    % xxhash.xxh3_64_intdigest(b"")
+)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"magic": b"FPWX"}, "does not start as"),
+        ({"zero": 1}, "does not start as"),
+        ({"version": 2}, "format version 2, expected 1"),
+    ],
+)
+def test_frames_of_other_formats_say_so(fields: dict[str, Any], expected: str) -> None:
+    assert wire.decode(framed(EMPTY)).value == 1
+    with pytest.raises(ObjectCorrupt, match=expected):
+        wire.decode(framed(EMPTY, **fields))
+
+
+@pytest.mark.parametrize(("announced", "sent_bytes"), [(12, 20), (20, 20), (20, 12), (8, 8)])
+def test_a_payload_of_another_length_is_corrupt_though_its_checksum_is_right(
+    announced: int, sent_bytes: int
+) -> None:
+    # given a table of 12 bytes of tensors
+    payload = bytes(sent_bytes)
+
+    def change(header: dict[str, Any]) -> None:
+        assert header["payload"][0] == 12
+        header["payload"] = [announced, xxhash.xxh3_64_intdigest(payload)]
+
+    frame = reframed(change)
+    # then
+    with pytest.raises(ObjectCorrupt):
+        wire.decode(frame[:-12] + payload)
+
+
+@pytest.mark.parametrize("shape", [[0, 2**62, 2**62], [0, 2**61], [0, 2**63]])
+def test_an_empty_tensor_of_an_impossible_shape_is_corrupt(shape: list[int]) -> None:
+    with pytest.raises(ObjectCorrupt, match="shape"):
+        wire.decode(reframed(put("tensors", 0, 1, to=shape), [torch.ones(0)]))
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -393,8 +438,8 @@ def test_a_forged_header_is_corrupt_and_nothing_else(change: Callable[..., Any])
         b"NaN",
         b"[" * 100_000,
         b"1" * 5000,
-        b'{"value": 1, "value": 2, "meta": {"d": {}}, "tensors": [], "payload": [0, 0]}',
-        b'{"value": NaN, "meta": {"d": {}}, "tensors": [], "payload": [0, 3244421341483603138]}',
+        EMPTY.replace(b'"value": 1', b'"value": 1, "value": 2'),
+        EMPTY.replace(b'"value": 1', b'"value": NaN'),
     ],
     ids=range(9),
 )
