@@ -167,12 +167,19 @@ def _in_memory_order(tensor: Tensor) -> Tensor:
     return plain.permute(order).contiguous()
 
 
-def pack_layer(layer: Layer) -> tuple[bytearray, LayerEntry]:
-    """`layer`'s parameters, buffers and tensor attributes in one safetensors file."""
+def pack_layer(layer: Layer, *, like: LayerEntry | None = None) -> tuple[bytearray, LayerEntry]:
+    """`layer`'s parameters, buffers and tensor attributes in one safetensors file.
+
+    With `like`, an entry of the same layer when it was new, only what it had then: layers may
+    keep results of their last forward pass as attributes.
+    """
+    names = None if like is None else {item.name for item in like.tensors}
     entries: list[TensorEntry] = []
     blocks: list[tuple[str, Tensor]] = []
     parameter_bytes = 0
     for entry, slot in _described(layer):
+        if names is not None and entry.name not in names:
+            continue
         entries.append(entry)
         if entry.same_as is None:
             if slot.tensor.is_meta:

@@ -107,15 +107,15 @@ def loss_scales(
     """
     if job.loss_reduction == "sum":
         return [1.0] * len(sizes)
-    needs_target = job.loss_weight is not None and target_of is not None
-    weights = [
-        loss_weight_of(
-            job,
-            num_samples=size,
-            target=target_of(index) if needs_target and target_of is not None else None,
-        )
-        for index, size in enumerate(sizes)
-    ]
+    if job.loss_weight is None:
+        weights = [float(size) for size in sizes]
+    elif target_of is None:
+        raise ValueError("the job has a loss_weight: target_of is needed")
+    else:
+        weights = [
+            loss_weight_of(job, num_samples=size, target=target_of(index))
+            for index, size in enumerate(sizes)
+        ]
     total = math.fsum(weights)
     if total == 0:
         raise LossError(

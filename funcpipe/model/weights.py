@@ -59,7 +59,8 @@ def make_manifest(job: Job, chain: Chain, entries: Sequence[LayerEntry]) -> dict
 
         {"version": 1, "build": "meta" | "full", "reason": str | None, "layers": [LayerEntry...]}
 
-    Raises `ModelError` if a layer's state dict has entries that are no tensors of its own.
+    Raises `ModelError` if a layer's state dict has entries that are no tensors of its own, or if
+    job.model() gives the same modules again.
     """
     for layer in chain.layers:
         _check_state_dict(layer, entries[layer.index])
@@ -96,6 +97,11 @@ def _why_not_meta(job: Job, chain: Chain, entries: Sequence[LayerEntry]) -> str 
         return f"job.model() fails on the meta device: {type(error).__name__}: {error}"
     if len(meta.layers) != len(entries):
         return f"on the meta device it has {len(meta.layers)} layers, not {len(entries)}"
+    if any(one.module is two.module for one, two in zip(meta.layers, chain.layers, strict=True)):
+        raise ModelError(
+            "job.model() returned layers that it had returned before; it must make a new model at "
+            "each call, so that none starts from what another one has learnt"
+        )
     for layer, entry in zip(meta.layers, entries, strict=True):
         difference = _difference(layer, entry)
         if difference:
@@ -108,6 +114,9 @@ def _why_not_meta(job: Job, chain: Chain, entries: Sequence[LayerEntry]) -> str 
 
 def _why_not_replaced(layer: Layer) -> str | None:
     """Why new tensors in the places of the old ones would not be the same layer."""
+    for module in layer.module.modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            return f"layer {layer.name!r} holds a {class_name(module)}, which keeps its own tensors"
     owners: dict[int, Tensor] = {}
     for slot in slots(layer.module):
         tensor, where = slot.tensor, f"{slot.name} of layer {layer.name!r}"

@@ -55,7 +55,10 @@ def assert_like_plain(
 def test_training_equals_the_plain_model_on_the_whole_batch(
     cuts: tuple[int, ...], num_micro_batches: int, reduction: str
 ) -> None:
-    fields: dict[str, Any] = {"loss_reduction": reduction}
+    fields: dict[str, Any] = {
+        "loss_reduction": reduction,
+        "eval_data": lambda: make_samples(7),
+    }
     if reduction == "sum":
         fields |= SUM | {"optimizer": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9)}
     job = make_job(model=mlp, train_data=lambda: make_samples(20), **fields)

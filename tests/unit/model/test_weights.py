@@ -293,12 +293,13 @@ def test_recurrent_layers_compute_with_the_loaded_weights() -> None:
 
 def test_another_model_than_the_drivers_is_refused() -> None:
     store = Store(lambda: nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
-    for model, found in (
+    models: list[tuple[nn.Module, str]] = [
         (nn.Sequential(nn.Linear(2, 2)), "1 layers here, 2 in the driver"),
         (nn.Sequential(nn.Linear(2, 2), nn.Tanh()), r"'1' \(Tanh\), not '1' \(ReLU\)"),
         (nn.Sequential(nn.Linear(2, 3), nn.ReLU()), r"\(3, 2\).*not.*\(2, 2\)"),
         (nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU()), "has 1 tensors, not 2"),
-    ):
+    ]
+    for model, found in models:
         job = make_job(model=lambda model=model: model)
         with pytest.raises(ModelError, match=found):
             load_layers(job, store.manifest, 0, 2, store.fetch)
@@ -345,6 +346,47 @@ def test_a_tensor_left_without_data_is_named(monkeypatch: pytest.MonkeyPatch) ->
     assert store.manifest["build"] == "meta"
     with pytest.raises(ModelError, match=r"without data: scale\.args\[0\]"):
         store.load(0, 1)
+
+
+class Caching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, value: Tensor) -> Tensor:
+        self.last = self.linear(value)
+        return self.last
+
+
+def test_trained_layers_are_packed_and_loaded_as_new_ones() -> None:
+    store = Store(lambda: nn.Sequential(Caching()))
+    (layer,) = store.load(0, 1)
+    layer.module(torch.ones(1, 2)).sum().backward()
+    with torch.no_grad():
+        layer.module.linear.weight.add_(1)  # type: ignore[union-attr, operator]
+
+    data, entry = pack_layer(layer, like=store.entries[0])
+    store.files, store.manifest["layers"] = [bytes(data)], [entry.as_json()]
+
+    assert [item.name for item in entry.tensors] == [
+        "parameter/linear.weight",
+        "parameter/linear.bias",
+    ]
+    want = layer.module.linear.weight  # type: ignore[union-attr]
+    assert torch.equal(store.load(0, 1)[0].module.linear.weight, want)  # type: ignore[union-attr, arg-type]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_scripted_layers_keep_their_weights() -> None:
+    store = Store(lambda: nn.Sequential(nn.ReLU(), torch.jit.script(nn.Linear(2, 2))))
+    assert "RecursiveScriptModule" in store.manifest["reason"]
+    assert_same_layer(store.load(1, 2)[0], store.chain.layers[1])
+
+
+def test_a_factory_that_returns_the_same_model_twice_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    with pytest.raises(ModelError, match="make a new model at each call"):
+        Store(lambda: model)
 
 
 def test_the_manifest_tells_sizes() -> None:
