@@ -1,0 +1,50 @@
+"""The contract of what runs functions: processes on this machine, or a cloud's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+__all__ = ["Exit", "FunctionHost", "Reason"]
+
+Reason: TypeAlias = Literal["done", "failed", "crashed", "killed", "stopped"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exit:
+    """How one invocation ended.
+
+    ``done``: code 0. ``failed``: code 1, the worker has written its own error. ``killed``: by
+    SIGKILL that was not ours, perhaps for want of memory. ``crashed``: any other signal or code.
+    ``stopped``: ended because `FunctionHost.stop` asked. `code` is minus the signal's number for
+    a signal and None where the platform tells none; `log_tail` is the end of what it printed.
+    """
+
+    id: str
+    name: str
+    code: int | None
+    reason: Reason
+    log_tail: str
+
+
+class FunctionHost(Protocol):
+    """Starts functions and tells how they ended. Safe to use from several threads."""
+
+    def start(self, payload: bytes, *, name: str, memory_mb: int | None) -> str:
+        """Invoke one function with a JSON payload; returns the invocation's id at once."""
+
+    def exits(self) -> list[Exit]:
+        """The invocations that ended since the last call, each told once."""
+
+    def alive(self) -> int:
+        """How many invocations have not ended yet."""
+
+    def stop(self, ids: Iterable[str] | None = None, *, grace_s: float = 2.0) -> None:
+        """End these invocations (default: all) and what they started; unknown ids are ignored.
+
+        They are asked, and killed after `grace_s`; on return they have ended, and `exits` tells.
+        """
+
+    def close(self) -> None:
+        """Stop everything and release what the host holds; closing twice is no error."""
