@@ -31,11 +31,11 @@ STEPS = 400
 # Modules that every Python since 3.11 has as source; those not found are passed over, and enough
 # are named to fill NUM_CHARACTERS all the same.
 MODULES = """
-    _pydecimal argparse ast asyncio/base_events bdb calendar codecs collections/__init__ configparser
-    copy csv dataclasses datetime difflib dis doctest email/message enum fractions ftplib functools
-    gettext gzip heapq http/client http/cookiejar http/server imaplib inspect ipaddress json/decoder
-    locale logging/__init__ mailbox mimetypes optparse os pickle pickletools platform plistlib pydoc
-    random shutil smtplib socket ssl statistics string subprocess tarfile tempfile textwrap threading
+  _pydecimal argparse ast asyncio/base_events bdb calendar codecs collections/__init__ configparser
+  copy csv dataclasses datetime difflib dis doctest email/message enum fractions ftplib functools
+  gettext gzip heapq http/client http/cookiejar http/server imaplib inspect ipaddress json/decoder
+  locale logging/__init__ mailbox mimetypes optparse os pickle pickletools platform plistlib pydoc
+  random shutil smtplib socket ssl statistics string subprocess tarfile tempfile textwrap threading
 """
 NUM_CHARACTERS = 1_600_000
 
