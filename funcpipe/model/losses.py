@@ -55,7 +55,7 @@ class Evaluation:
 
 def checked_loss(job: Job, output: Any, target: Any, *, step: int, micro_batch: int) -> Tensor:
     """``job.loss(output, target)`` as a finite 0-d tensor that can go backward, or `LossError`."""
-    loss = _scalar_loss(job, output, target)
+    loss = scalar_loss(job, output, target)
     value = float(loss.detach())
     if not math.isfinite(value):
         raise LossError(
@@ -74,7 +74,7 @@ def checked_loss(job: Job, output: Any, target: Any, *, step: int, micro_batch: 
     return loss
 
 
-def _scalar_loss(job: Job, output: Any, target: Any) -> Tensor:
+def scalar_loss(job: Job, output: Any, target: Any) -> Tensor:
     loss = job.loss(output, target)
     if not isinstance(loss, Tensor):
         raise LossError(
@@ -98,11 +98,11 @@ def _scalar_loss(job: Job, output: Any, target: Any) -> Tensor:
 def evaluate_loss(job: Job, output: Any, target: Any, count: int) -> tuple[float, float]:
     """(loss x weight, weight) of `count` samples; for a sum loss (loss, 1)."""
     if job.loss_reduction == "sum":
-        return float(_scalar_loss(job, output, target)), 1.0
+        return float(scalar_loss(job, output, target)), 1.0
     weight = loss_weight_of(job, num_samples=count, target=target)
     if weight == 0:
         return 0.0, 0.0
-    return float(_scalar_loss(job, output, target)) * weight, weight
+    return float(scalar_loss(job, output, target)) * weight, weight
 
 
 def evaluate_metrics(job: Job, output: Any, target: Any, count: int) -> dict[str, float]:

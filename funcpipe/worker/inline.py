@@ -42,14 +42,14 @@ def run_inline(
     store: ObjectStore,
     *,
     order_seed: int = 0,
-    after: Callable[[InlineWorker, Pass, Start], None] | None = None,
+    made: Callable[[InlineWorker], None] | None = None,
     roots: Sequence[Path] = (),
 ) -> list[InlineWorker]:
     """Run every worker of `spec` to its end; what each was left with.
 
     The model's layers and manifest must be in the store. Which of the actions that could run
-    next does run is drawn from `order_seed`: results must not depend on it. `after` is called
-    when an action is done.
+    next does run is drawn from `order_seed`: results must not depend on it. `made` is called with
+    each worker before anything runs.
     """
     stream = list(
         passes(
@@ -62,13 +62,15 @@ def run_inline(
         )
     )
     workers = [_worker(spec, job, store, stream, place, roots) for place in spec.shape.workers()]
+    for worker in workers if made is not None else ():
+        made(worker)
     draw = random.Random(order_seed)  # noqa: S311 - an order, not a secret
     while not all(worker.executor.finished for worker in workers):
         for worker in workers:
             worker.pending += worker.executor.start()
         ready = [(worker, start) for worker in workers for start in worker.pending]
         draw.shuffle(ready)
-        if not any(_try(worker, start, stream, after) for worker, start in ready):
+        if not any(_try(worker, start, stream) for worker, start in ready):
             waiting = "; ".join(worker.executor.waiting_for() for worker in workers)
             raise FuncpipeError(f"no worker can go on: {waiting}")
     return workers
@@ -95,12 +97,7 @@ def _worker(
     )
 
 
-def _try(
-    worker: InlineWorker,
-    start: Start,
-    stream: Sequence[Pass],
-    after: Callable[[InlineWorker, Pass, Start], None] | None,
-) -> bool:
+def _try(worker: InlineWorker, start: Start, stream: Sequence[Pass]) -> bool:
     """Run one started action if what it needs is there."""
     one = stream[start.pass_index]
     try:
@@ -109,8 +106,6 @@ def _try(
         return False
     worker.pending.remove(start)
     worker.executor.done(start)
-    if after is not None:
-        after(worker, one, start)
     return True
 
 

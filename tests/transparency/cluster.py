@@ -15,14 +15,12 @@ from funcpipe.job import Job
 from funcpipe.model.build import build_data, build_model
 from funcpipe.model.chain import chain_of, state_of
 from funcpipe.partitioner.plan import Plan, even_plan
-from funcpipe.schedule.action import Kind
-from funcpipe.schedule.execute import Start
 from funcpipe.store.memory import MemoryStore
 from funcpipe.store.meter import Metered
 from funcpipe.store.open import StoreSpec
 from funcpipe.worker.inline import InlineWorker, reports, run_inline
 from funcpipe.worker.invocation import RunSpec
-from funcpipe.worker.passes import Pass, total_steps
+from funcpipe.worker.passes import total_steps
 
 
 @dataclass
@@ -87,20 +85,24 @@ def make_spec(job: Job, plan: Plan, store: Metered, *, steps: int | None = None)
     return spec
 
 
-def train_inline(
-    job: Job, plan: Plan, *, steps: int | None = None, order_seed: int = 0
-) -> Trained:
+def train_inline(job: Job, plan: Plan, *, steps: int | None = None, order_seed: int = 0) -> Trained:
     """Run the whole plan over a memory store; every replica's weights are compared on the way."""
     store = Metered(MemoryStore())
     spec = make_spec(job, plan, store, steps=steps)
     gradients: dict[str, Tensor | None] = {}
 
-    def observe(worker: InlineWorker, one: Pass, start: Start) -> None:
-        final = start.action.kind in {Kind.B, Kind.RECV_S}
-        if one.trains and one.step == 0 and final and worker.invocation.replica == 0:
-            gradients.update(_gradients(worker))
+    def watch(worker: InlineWorker) -> None:
+        """Note the first step's gradients as the optimiser sees them."""
+        optimizer = worker.built.stage.optimizer
+        if worker.invocation.replica == 0 and optimizer is not None:
 
-    workers = run_inline(spec, job, store, order_seed=order_seed, after=observe)
+            def note(*_: object) -> None:
+                for name, gradient in _gradients(worker).items():
+                    gradients.setdefault(name, gradient)
+
+            optimizer.register_step_pre_hook(note)
+
+    workers = run_inline(spec, job, store, order_seed=order_seed, made=watch)
     first = {w.invocation.stage: state_of(w.built.stage.layers) for w in reversed(workers)}
     differ = [
         f"{name} of stage {w.invocation.stage} replica {w.invocation.replica}"

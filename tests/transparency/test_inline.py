@@ -5,20 +5,20 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import cache, partial
 from typing import Any
 
+import jobs
 import pytest
 import torch
-
-import jobs
 from cluster import Trained, make_spec, plan_of, train_inline
 from compare import assert_equal_tensors
+
 from funcpipe.errors import TrainingError
 from funcpipe.job import Job
 from funcpipe.model.reference import Reference, reference
-from funcpipe.schedule.count import requests_per_evaluation, requests_per_step
 from funcpipe.schedule.action import Action, Kind
+from funcpipe.schedule.count import requests_per_evaluation, requests_per_step
 from funcpipe.store.memory import MemoryStore
 from funcpipe.store.meter import DELETE, GET, LIST, PUT, Metered
 from funcpipe.worker.inline import run_inline
@@ -40,7 +40,7 @@ LOSSES: dict[str, dict[str, Any]] = {
 }
 
 
-@lru_cache(maxsize=None)
+@cache
 def whole(job: Job, micro_batch_size: int | None, steps: int) -> Reference:
     return reference(job, micro_batch_size, steps=steps)
 
@@ -52,7 +52,7 @@ def check(got: Trained, want: Reference, tolerance: float) -> None:
     assert got.losses == pytest.approx(want.losses, rel=1e-11)
 
 
-@lru_cache(maxsize=None)
+@cache
 def grid_job(loss: str, optimizer: str) -> Job:
     return jobs.job(jobs.plain, optimizer=getattr(jobs, optimizer), **LOSSES[loss])
 
@@ -87,9 +87,7 @@ SPECIAL: dict[str, tuple[Callable[[], Job], bool]] = {
     "nested values": (partial(jobs.job, jobs.with_nested_values), True),
     "uneven last batch": (partial(jobs.job, jobs.plain, train_data=lambda: jobs.data(19)), True),
     "ignored labels": (
-        partial(
-            jobs.job, jobs.plain, loss=jobs.ignoring_loss, loss_weight=jobs.counted_labels
-        ),
+        partial(jobs.job, jobs.plain, loss=jobs.ignoring_loss, loss_weight=jobs.counted_labels),
         True,
     ),
     "decaying rate": (
