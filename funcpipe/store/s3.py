@@ -17,6 +17,7 @@ from funcpipe.store.buffers import (
     check_key,
     check_prefix,
     check_range,
+    is_key,
     pieces,
 )
 from funcpipe.store.credentials import Credentials
@@ -155,7 +156,9 @@ class S3Store:
         try:
             for page in pages:
                 for found in page.get("Contents", []):
-                    yield found["Key"][len(self._prefix) :]
+                    key = found["Key"][len(self._prefix) :]
+                    if is_key(key):  # and not a folder, which some servers list as "folder/"
+                        yield key
         except TRANSPORT_ERRORS as error:
             raise translate(error, self._place("list", None)) from error
 
