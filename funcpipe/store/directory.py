@@ -158,6 +158,9 @@ class DirectoryStore:
             folder.mkdir(parents=True, exist_ok=True)
         except FileNotFoundError:
             return  # a deleter has just removed an empty parent: the caller tries again
+        except FileExistsError:
+            if folder.exists() and not folder.is_dir():
+                raise
 
     def _prune(self, folder: Path) -> None:
         """Remove folders that have become empty, so that a long run leaves no tree of them."""

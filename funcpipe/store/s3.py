@@ -268,6 +268,9 @@ def _bounds(start: int, stop: int | None) -> dict[str, str]:
 def _received(answer: dict[str, Any], place: Place, pace: Pace | None) -> memoryview:
     """The body in one buffer; a short one is `StoreUnavailable`, never returned."""
     stream = answer["Body"]
+    if "ContentLength" not in answer:
+        stream.close()
+        raise StoreError(f"{place} failed: this server does not say how long its answer is")
     body = aligned_buffer(answer["ContentLength"])
     chunk_bytes = _READ_BYTES if pace is None else pace.chunk_bytes
     done = 0

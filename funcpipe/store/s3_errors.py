@@ -152,6 +152,7 @@ def _kind_of_failure(error: BaseException) -> type[StoreError]:
     if isinstance(
         error,
         (
+            botocore_errors.ConnectionError,
             botocore_errors.HTTPClientError,
             botocore_errors.IncompleteReadError,
             botocore_errors.ResponseStreamingError,
