@@ -44,6 +44,11 @@ class Scripted:
     answers: list[Answer]
     connections: set[int]
 
+    def reset(self) -> None:
+        self.asked.clear()
+        self.answers.clear()
+        self.connections.clear()
+
 
 @contextmanager
 def scripted_server() -> Iterator[Scripted]:

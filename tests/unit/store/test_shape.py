@@ -92,6 +92,18 @@ def test_a_store_slower_than_the_link_is_not_slowed_further() -> None:
     assert clock.now_s == 1003.0
 
 
+def test_bytes_held_up_by_the_store_catch_up_with_the_link() -> None:
+    clock = FakeClock()
+    passage = link_of(clock).upload()
+
+    clock.advance(3 / 64)  # the real transfer of the first chunk was that slow
+    for _ in range(4):
+        passage(16 * KIB)
+
+    assert clock.sleeps == [1 / 64]
+    assert clock.now_s == 1000 + 4 / 64
+
+
 def test_an_object_appears_when_its_last_byte_has_passed() -> None:
     clock = FakeClock()
     inner = MemoryStore()
