@@ -45,10 +45,13 @@ class ObjectStore(Protocol):
         """Delete the objects; missing ones are no error. At most 1,000 keys travel per request."""
 
     def list(self, prefix: str) -> Iterator[str]:
-        """Every key that starts with `prefix`, in any order, past any page limit."""
+        """Every key that starts with `prefix`, in any order, past any page limit.
+
+        What somebody else has put there under a name that is not a key is left out.
+        """
 
     def close(self) -> None:
-        """Release connections; closing twice is no error."""
+        """Release connections; closing twice is no error, and a later request opens new ones."""
 
 
 class Pace(Protocol):

@@ -19,6 +19,7 @@ __all__ = [
     "check_prefix",
     "check_range",
     "equal",
+    "is_key",
     "pieces",
     "total_bytes",
 ]
@@ -87,18 +88,22 @@ def equal(data: Data, body: memoryview) -> bool:
 
 def check_key(key: str) -> str:
     """`key` if it is one that every back-end can hold, else `ValueError`."""
-    if (
-        not isinstance(key, str)
-        or not _KEY.fullmatch(key)
-        or len(key) > _MAX_KEY_CHARACTERS
-        or _bad_segment(key)
-    ):
+    if not isinstance(key, str) or not is_key(key):
         raise ValueError(
             f"not a key: {_shown(key)}. A key has 1 to {_MAX_KEY_CHARACTERS} of the characters "
             f"A-Z a-z 0-9 . _ - /, and no segment that is empty, '.', '..' or longer than "
             f"{_MAX_SEGMENT_CHARACTERS}"
         )
     return key
+
+
+def is_key(text: str) -> bool:
+    """Whether every back-end can hold an object of that name."""
+    return (
+        _KEY.fullmatch(text) is not None
+        and len(text) <= _MAX_KEY_CHARACTERS
+        and not _bad_segment(text)
+    )
 
 
 def check_prefix(prefix: str) -> str:

@@ -19,7 +19,14 @@ from funcpipe.errors import (
     StoreUnavailable,
 )
 from funcpipe.store.base import Data, Pace
-from funcpipe.store.buffers import aligned_buffer, check_key, check_prefix, check_range, pieces
+from funcpipe.store.buffers import (
+    aligned_buffer,
+    check_key,
+    check_prefix,
+    check_range,
+    is_key,
+    pieces,
+)
 from funcpipe.store.wait import wait_for
 
 __all__ = ["DirectoryStore"]
@@ -121,7 +128,7 @@ class DirectoryStore:
             relative = os.path.relpath(folder, self._root)
             for name in names:
                 key = name if relative == "." else f"{relative}/{name}"
-                if key.startswith(prefix) and _is_key(key):
+                if key.startswith(prefix) and is_key(key):
                     yield key
 
     def _publish(self, aside: Path, key: str, if_absent: bool) -> None:
@@ -151,6 +158,9 @@ class DirectoryStore:
             folder.mkdir(parents=True, exist_ok=True)
         except FileNotFoundError:
             return  # a deleter has just removed an empty parent: the caller tries again
+        except FileExistsError:
+            if folder.exists() and not folder.is_dir():
+                raise
 
     def _prune(self, folder: Path) -> None:
         """Remove folders that have become empty, so that a long run leaves no tree of them."""
@@ -185,14 +195,6 @@ class DirectoryStore:
                 f"{place}; a directory store cannot hold both a key and a key below it"
             )
         return StoreUnavailable(f"{place}; check the disk")
-
-
-def _is_key(key: str) -> bool:
-    try:
-        check_key(key)
-    except ValueError:
-        return False
-    return True
 
 
 def _write(path: Path, views: list[memoryview], pace: Pace | None) -> None:

@@ -7,6 +7,7 @@ from enum import Enum
 
 from funcpipe.errors import StoreUnavailable
 from funcpipe.store.base import Data, Pace, PacedStore
+from funcpipe.store.buffers import check_prefix
 from funcpipe.store.wait import wait_for
 
 __all__ = ["Fault", "Faulty"]
@@ -55,6 +56,10 @@ class Faulty:
         self._leave(fault, "delete", first)
 
     def list(self, prefix: str) -> Iterator[str]:
+        check_prefix(prefix)
+        return self._listed(prefix)
+
+    def _listed(self, prefix: str) -> Iterator[str]:
         fault = self._enter("list", prefix)
         yield from self._store.list(prefix)
         self._leave(fault, "list", prefix)

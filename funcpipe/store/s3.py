@@ -17,6 +17,7 @@ from funcpipe.store.buffers import (
     check_key,
     check_prefix,
     check_range,
+    is_key,
     pieces,
 )
 from funcpipe.store.credentials import Credentials
@@ -155,7 +156,9 @@ class S3Store:
         try:
             for page in pages:
                 for found in page.get("Contents", []):
-                    yield found["Key"][len(self._prefix) :]
+                    key = found["Key"][len(self._prefix) :]
+                    if is_key(key):  # and not a folder, which some servers list as "folder/"
+                        yield key
         except TRANSPORT_ERRORS as error:
             raise translate(error, self._place("list", None)) from error
 
@@ -265,6 +268,9 @@ def _bounds(start: int, stop: int | None) -> dict[str, str]:
 def _received(answer: dict[str, Any], place: Place, pace: Pace | None) -> memoryview:
     """The body in one buffer; a short one is `StoreUnavailable`, never returned."""
     stream = answer["Body"]
+    if "ContentLength" not in answer:
+        stream.close()
+        raise StoreError(f"{place} failed: this server does not say how long its answer is")
     body = aligned_buffer(answer["ContentLength"])
     chunk_bytes = _READ_BYTES if pace is None else pace.chunk_bytes
     done = 0

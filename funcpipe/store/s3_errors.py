@@ -90,13 +90,6 @@ _REMEDY: dict[type[StoreError], str] = {
     StoreUnavailable: "check that the endpoint is right, reachable and up",
 }
 
-_MESSAGES_OF_FULL_DISK = (
-    "no space left on device",
-    "disk full",
-    "no writable volumes",
-    "no free volumes",
-)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
@@ -126,8 +119,6 @@ def translate(error: BaseException, place: Place) -> StoreError:
 def translate_code(code: str, status: int, message: str, place: Place) -> StoreError:
     """The error for what a server answered, for a whole request or one key of it."""
     kind = _BY_CODE.get(code)
-    if kind is None and any(text in message.lower() for text in _MESSAGES_OF_FULL_DISK):
-        kind = StoreFull
     if kind is None:
         kind = _by_status(status, place)
     if kind is ObjectMissing and place.operation == "put":
@@ -161,6 +152,7 @@ def _kind_of_failure(error: BaseException) -> type[StoreError]:
     if isinstance(
         error,
         (
+            botocore_errors.ConnectionError,
             botocore_errors.HTTPClientError,
             botocore_errors.IncompleteReadError,
             botocore_errors.ResponseStreamingError,
@@ -184,4 +176,8 @@ def _is_about_certificate(error: BaseException) -> bool:
 
 
 def _made(kind: type[StoreError], answer: str, place: Place) -> StoreError:
-    return kind(f"{place} failed ({answer.strip()}): {_REMEDY[kind]}")
+    remedy = _REMEDY[kind]
+    if kind is StoreUnavailable and place.operation == "put":
+        # SeaweedFS answers InternalError, and JuiceFS not at all, when its disk is full.
+        remedy += ", and that its disk is not full (some servers do not say so)"
+    return kind(f"{place} failed ({answer.strip()}): {remedy}")

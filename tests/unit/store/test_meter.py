@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from funcpipe.errors import ObjectExists, ObjectMissing, WaitTimeout
+from funcpipe.keys import Run
+from funcpipe.store import MemoryStore, Metered, Usage
+from funcpipe.store.meter import DELETE, GET, GET_MISSED, LIST, PUT
+
+STEP = Run("run").attempt(1).training(3)
+
+
+def test_requests_and_bytes_are_counted_by_kind() -> None:
+    store = Metered(MemoryStore())
+
+    store.put(STEP.activation(0, 1), [b"12345", b"678"])
+    store.put(STEP.gradient(0, 1), b"123")
+    store.get(STEP.activation(0, 1))
+    store.get(STEP.activation(0, 1), start=2, stop=4)
+
+    assert store.counts() == Usage(
+        requests={(PUT, "act"): 1, (PUT, "grad"): 1, (GET, "act"): 2},
+        bytes_up={"act": 8, "grad": 3},
+        bytes_down={"act": 10},
+    )
+
+
+def test_a_get_that_finds_nothing_is_counted_apart() -> None:
+    store = Metered(MemoryStore())
+
+    with pytest.raises(ObjectMissing):
+        store.get(STEP.sum(0, 1, 2))
+    with pytest.raises(WaitTimeout):
+        store.wait(STEP.sum(0, 1, 2), deadline_s=0.0)
+
+    assert store.counts() == Usage(requests={(GET_MISSED, "sum"): 2})
+
+
+def test_a_put_that_was_refused_is_a_request_without_bytes() -> None:
+    store = Metered(MemoryStore())
+    lease = Run("run").attempt(1).lease(0, 0, 0)
+    store.put(lease, b"one")
+
+    with pytest.raises(ObjectExists):
+        store.put(lease, b"other", if_absent=True)
+
+    assert store.counts() == Usage(requests={(PUT, "lease"): 2}, bytes_up={"lease": 3})
+
+
+def test_what_never_became_a_request_is_not_counted() -> None:
+    store = Metered(MemoryStore())
+
+    with pytest.raises(ValueError, match="not a key"):
+        store.put("../x", b"")
+    with pytest.raises(ValueError, match="from 0"):
+        store.get("k", start=-1)
+    store.delete([])
+
+    assert store.counts() == Usage()
+
+
+def test_deletes_count_requests_and_objects() -> None:
+    store = Metered(MemoryStore())
+    keys = [STEP.activation(0, number) for number in range(1000)] + [STEP.gradient(0, 0)]
+
+    store.delete(keys)
+    store.delete([STEP.activation(0, 0), STEP.gradient(0, 0)])
+
+    assert store.counts() == Usage(
+        requests={(DELETE, "act"): 2, (DELETE, "grad"): 1}, deleted={"act": 1001, "grad": 2}
+    )
+
+
+@pytest.mark.parametrize(("keys", "pages"), [(0, 1), (1, 1), (1000, 1), (1001, 2)])
+def test_listings_count_their_pages(keys: int, pages: int) -> None:
+    inner = MemoryStore()
+    for number in range(keys):
+        inner.put(f"run/x/{number}", b"")
+    store = Metered(inner)
+
+    assert len(list(store.list("run/"))) == keys
+    assert store.counts() == Usage(requests={(LIST, "other"): pages})
+
+
+def test_snapshots_subtract_and_add() -> None:
+    store = Metered(MemoryStore())
+    store.put(STEP.activation(0, 0), b"1234")
+    before = store.counts()
+    store.put(STEP.activation(0, 1), b"56")
+    store.get(STEP.activation(0, 1))
+
+    step = store.counts() - before
+
+    assert step == Usage(
+        requests={(PUT, "act"): 1, (GET, "act"): 1}, bytes_up={"act": 2}, bytes_down={"act": 2}
+    )
+    assert before + step == store.counts()
+    assert (step + step).total(PUT) == 2
+
+
+def test_usage_survives_json() -> None:
+    usage = Usage(requests={(GET_MISSED, "act"): 3}, bytes_up={"act": 5}, deleted={"act": 1})
+
+    assert Usage.from_dict(json.loads(json.dumps(usage.to_dict()))) == usage
+
+
+def test_threads_lose_no_count() -> None:
+    store = Metered(MemoryStore())
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda number: store.put(f"k{number}", b"xy"), range(400)))
+
+    assert store.counts() == Usage(requests={(PUT, "other"): 400}, bytes_up={"other": 800})

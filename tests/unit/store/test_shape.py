@@ -1,0 +1,233 @@
+"""Sleeps of a shaped store, computed by hand and compared exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from funcpipe.errors import ObjectMissing
+from funcpipe.store import Link, MemoryStore, Pace, Shaped
+
+from .clock import FakeClock
+
+KIB = 1 << 10
+RATE = 1024.0 * KIB  # a chunk is 16 KiB (the least), and takes 1/64 s
+
+
+class Busy(MemoryStore):
+    """A store whose own transfer takes `real_s` per chunk before it is paced."""
+
+    def __init__(self, clock: FakeClock, real_s: float) -> None:
+        super().__init__()
+        self.clock = clock
+        self.real_s = real_s
+
+    def put(
+        self, key: str, data: object, *, if_absent: bool = False, pace: Pace | None = None
+    ) -> None:
+        super().put(key, data, if_absent=if_absent, pace=self._slowed(pace))  # type: ignore[arg-type]
+
+    def get(
+        self, key: str, *, start: int = 0, stop: int | None = None, pace: Pace | None = None
+    ) -> memoryview:
+        return super().get(key, start=start, stop=stop, pace=self._slowed(pace))
+
+    def _slowed(self, pace: Pace | None) -> Pace:
+        assert pace is not None
+        return Slowed(pace, lambda: self.clock.advance(self.real_s))
+
+
+class Slowed:
+    def __init__(self, pace: Pace, work: Callable[[], None]) -> None:
+        self.pace = pace
+        self.work = work
+        self.chunk_bytes = pace.chunk_bytes
+
+    def __call__(self, num_bytes: int) -> None:
+        self.work()
+        self.pace(num_bytes)
+
+
+def link_of(clock: FakeClock, **options: float) -> Link:
+    return Link(
+        up_bytes_per_s=RATE,
+        down_bytes_per_s=2 * RATE,
+        clock=clock,
+        sleep=clock.sleep,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def test_bytes_go_at_the_rate_of_their_direction_after_one_latency() -> None:
+    clock = FakeClock()
+    store = Shaped(MemoryStore(), link_of(clock, latency_s=0.25))
+
+    store.put("k", [bytes(20 * KIB), bytes(16 * KIB)])
+    store.get("k")
+
+    assert clock.sleeps == [
+        *(0.25, 1 / 64, 1 / 256, 1 / 64),  # up: 16, 4 and 16 KiB
+        *(0.25, 1 / 128, 1 / 128, 1 / 512),  # down: 16, 16 and 4 KiB
+    ]
+
+
+def test_real_time_passes_inside_the_emulated_time() -> None:
+    clock = FakeClock()
+    store = Shaped(Busy(clock, real_s=1 / 256), link_of(clock, latency_s=0.25))
+
+    store.put("k", bytes(48 * KIB))
+
+    assert clock.sleeps == [0.25 - 1 / 256, 1 / 64, 3 / 256, 3 / 256]
+    assert clock.now_s == 1000 + 0.25 + 3 / 64
+
+
+def test_a_store_slower_than_the_link_is_not_slowed_further() -> None:
+    clock = FakeClock()
+    store = Shaped(Busy(clock, real_s=1.0), link_of(clock, latency_s=0.25))
+
+    store.put("k", bytes(48 * KIB))
+
+    assert clock.sleeps == []
+    assert clock.now_s == 1003.0
+
+
+def test_bytes_held_up_by_the_store_catch_up_with_the_link() -> None:
+    clock = FakeClock()
+    passage = link_of(clock).upload()
+
+    clock.advance(3 / 64)  # the real transfer of the first chunk was that slow
+    for _ in range(4):
+        passage(16 * KIB)
+
+    assert clock.sleeps == [1 / 64]
+    assert clock.now_s == 1000 + 4 / 64
+
+
+def test_an_object_appears_when_its_last_byte_has_passed() -> None:
+    clock = FakeClock()
+    inner = MemoryStore()
+    seen: list[bool] = []
+
+    def sleep(seconds: float) -> None:
+        seen.append("k" in set(inner.list("")))
+        clock.sleep(seconds)
+
+    link = Link(up_bytes_per_s=RATE, latency_s=0.25, clock=clock, sleep=sleep)
+    Shaped(inner, link).put("k", bytes(32 * KIB))
+
+    assert seen == [False, False, False]
+    assert list(inner.list("")) == ["k"]
+
+
+def test_a_rest_earns_a_burst_and_no_more() -> None:
+    clock = FakeClock()
+    store = Shaped(MemoryStore(), link_of(clock, burst_bytes=32 * KIB))
+
+    store.put("k", bytes(48 * KIB))
+    assert clock.sleeps == [1 / 64]
+    clock.sleeps.clear()
+
+    clock.advance(100.0)
+    store.put("k", bytes(64 * KIB))
+    assert clock.sleeps == [1 / 64, 1 / 64]
+
+
+def test_requests_that_share_a_link_share_its_rate_in_turns() -> None:
+    clock = FakeClock()
+    link = link_of(clock)
+    first, second = link.upload(), link.upload()
+
+    first(16 * KIB)
+    second(16 * KIB)
+    first(16 * KIB)
+
+    assert clock.sleeps == [1 / 64] * 3
+
+
+def test_the_directions_do_not_share() -> None:
+    clock = FakeClock()
+    link = link_of(clock)
+    up, down = link.upload(), link.download()
+
+    up(16 * KIB)
+    down(16 * KIB)
+
+    assert clock.sleeps == [1 / 64]  # by then the download has passed as well
+
+
+def test_a_request_in_its_latency_does_not_hold_up_another() -> None:
+    clock = FakeClock()
+    link = link_of(clock, latency_s=0.25)
+    early = link.upload()
+    early(16 * KIB)
+    late = link.upload()
+
+    early(16 * KIB)
+    late(16 * KIB)
+
+    assert clock.sleeps == [0.25, 1 / 64, 1 / 64, 0.25 - 1 / 64, 1 / 64]
+
+
+def test_requests_without_a_body_take_the_latency() -> None:
+    clock = FakeClock()
+    store = Shaped(MemoryStore(), link_of(clock, latency_s=0.25))
+
+    store.put("empty", b"")
+    store.get("empty")
+    with pytest.raises(ObjectMissing):
+        store.get("absent")
+    store.delete(["empty"])
+    assert list(store.list("")) == []
+
+    assert clock.sleeps == [0.25] * 5
+
+
+def test_latency_is_per_thousand_keys() -> None:
+    clock = FakeClock()
+    inner = MemoryStore()
+    keys = [f"k{number}" for number in range(1001)]
+    for key in keys:
+        inner.put(key, b"")
+    store = Shaped(inner, link_of(clock, latency_s=0.25))
+
+    assert len(list(store.list(""))) == 1001
+    store.delete(keys)
+
+    assert clock.sleeps == [0.25] * 4
+    assert list(inner.list("")) == []
+
+
+def test_a_direction_without_a_rate_is_not_paced() -> None:
+    clock = FakeClock()
+    store = Shaped(MemoryStore(), Link(clock=clock, sleep=clock.sleep))
+
+    store.put("k", bytes(8 << 20))
+    store.get("k")
+
+    assert clock.sleeps == []
+
+
+def test_a_link_behind_a_link_takes_the_slower_one() -> None:
+    clock = FakeClock()
+    inner = Shaped(MemoryStore(), link_of(clock))
+    slower = Link(up_bytes_per_s=RATE / 2, clock=clock, sleep=clock.sleep)
+
+    Shaped(inner, slower).put("k", bytes(32 * KIB))
+
+    assert clock.now_s == 1000 + 4 / 64
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"up_bytes_per_s": 0.0},
+        {"down_bytes_per_s": -1.0},
+        {"up_bytes_per_s": float("nan")},
+        {"latency_s": -0.1},
+        {"burst_bytes": -1},
+    ],
+)
+def test_links_that_cannot_be_are_refused(options: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        Link(**options)  # type: ignore[arg-type]
