@@ -23,11 +23,10 @@ STAMP := $(VENV)/.installed-for
 
 # An environment is whole when its stamp, written last, names this folder: one that was half made,
 # copied from elsewhere, or whose interpreter went away is made again from nothing.
-ifneq ($(shell test -x $(PY) && cat $(STAMP) 2>/dev/null),$(CURDIR))
-$(shell rm -f $(STAMP))
-endif
+IS_WHOLE = test -x $(PY) && test "$$(cat $(STAMP) 2>/dev/null)" = '$(CURDIR)'
+REMAKE := $(shell $(IS_WHOLE) || echo remake)
 
-.PHONY: help install demo test lint style bench bench-step pr clean
+.PHONY: help install demo test lint style bench bench-step pr clean remake
 
 help:
 	@echo "install     make $(VENV) with the pinned versions of constraints.txt"
@@ -40,11 +39,11 @@ help:
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt $(REMAKE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "funcpipe needs Python 3.11 or newer, and '$(PYTHON)' is not: make PYTHON=python3.11 ..." >&2; exit 1; }
 	@echo "Installing into $(VENV); with torch this takes a few minutes the first time."
-	@test -e $(STAMP) || $(PYTHON) -m venv --clear $(VENV)
+	@{ $(IS_WHOLE); } || $(PYTHON) -m venv --clear $(VENV)
 	@rm -f $(STAMP)
 	@$(PIP_INSTALL) setuptools
 	@$(PIP_INSTALL) --no-build-isolation --editable '.[dev]'

@@ -1,0 +1,130 @@
+"""The example jobs, without training them: shapes, data, and that they can be cut."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import default_collate
+
+import funcpipe as fp
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+NAMES = ("digits", "charlm")
+
+
+def load(name: str) -> ModuleType:
+    path = EXAMPLES / name / "job.py"
+    spec = importlib.util.spec_from_file_location(f"example_{name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def batch(dataset: Any, *indices: int) -> tuple[Tensor, Tensor]:
+    inputs, targets = default_collate([dataset[index] for index in indices])
+    return inputs, targets
+
+
+def test_every_example_is_checked_here() -> None:
+    assert {path.parent.name for path in EXAMPLES.glob("*/job.py")} == set(NAMES)
+    assert all((EXAMPLES / name / "README.md").is_file() for name in NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_step_of_plain_pytorch_works(name: str) -> None:
+    job = load(name).job
+    assert isinstance(job, fp.Job)
+    torch.manual_seed(job.seed)
+    model = job.model()
+    optimizer = job.optimizer(model.parameters())
+    scheduler = job.lr_scheduler(optimizer)
+    inputs, targets = batch(job.train_data(), 0, 1, 2)
+    before = [parameter.clone() for parameter in model.parameters()]
+    loss = job.loss(model(inputs), targets)
+    assert loss.shape == ()
+    loss.backward()
+    optimizer.step()
+    scheduler.step()
+    changed = [not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
+    assert all(changed)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_metrics_are_means_over_samples(name: str) -> None:
+    job = load(name).job
+    model = job.model().eval()
+    inputs, targets = batch(job.eval_data(), 0, 1, 2, 3)
+    with torch.no_grad():
+        output = model(inputs)
+    for metric in job.metrics.values():
+        whole = metric(output, targets)
+        halves = (metric(output[:2], targets[:2]) + metric(output[2:], targets[2:])) / 2
+        assert whole.shape == ()
+        assert halves.item() == pytest.approx(whole.item())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_model_is_a_chain_long_enough_for_four_stages(name: str) -> None:
+    model = load(name).job.model()
+    assert isinstance(model, nn.Sequential)
+    assert len(model) >= 8
+    assert not any(isinstance(layer, nn.Sequential) for layer in model)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_data_are_the_same_each_time_they_are_loaded(name: str) -> None:
+    job = load(name).job
+    for function in (job.train_data, job.eval_data):
+        first, again = function(), function()
+        assert len(first) == len(again)
+        for a, b in zip(batch(first, 0, 5), batch(again, 0, 5), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_digits_are_split_without_overlap() -> None:
+    module = load("digits")
+    train, test = module.load(train=True), module.load(train=False)
+    assert (len(train), len(test)) == (1437, 360)
+    seen = {image.numpy().tobytes() for image, _ in train}
+    assert all(image.numpy().tobytes() not in seen for image, _ in test)
+    assert sorted({int(label) for _, label in test}) == list(range(10))
+
+
+def test_the_characters_held_out_are_not_trained_on() -> None:
+    module = load("charlm")
+    train, test = module.load_train(), module.load_test()
+    assert len(test) == module.NUM_HELD_OUT
+    assert torch.equal(torch.cat([train.codes, test.codes]), module.read_codes())
+
+
+def test_targets_are_the_next_characters() -> None:
+    inputs, targets = load("charlm").load_train()[7]
+    assert torch.equal(inputs[1:], targets[:-1])
+    assert inputs.dtype == torch.int64
+
+
+def test_characters_outside_of_the_vocabulary_read_as_question_marks() -> None:
+    module = load("charlm")
+    codes = "a\n\té".encode("ascii", "replace").translate(module.CODE_OF_BYTE)
+    assert [module.VOCABULARY[code] for code in codes] == ["a", "\n", "?", "?"]
+
+
+def test_the_character_model_never_looks_ahead() -> None:
+    module = load("charlm")
+    torch.manual_seed(0)
+    model = module.build_model().eval()
+    codes = torch.randint(len(module.VOCABULARY), (1, 16))
+    changed = codes.clone()
+    changed[0, 10:] = (changed[0, 10:] + 1) % len(module.VOCABULARY)
+    with torch.no_grad():
+        one, other = model(codes), model(changed)
+    assert torch.equal(one[:, :10], other[:, :10])
+    assert not torch.equal(one[:, 10:], other[:, 10:])
