@@ -99,9 +99,9 @@ def train(job: Any, cuts: Sequence[int], micro_batch_size: int, *, steps: int = 
         pairs = [fetcher.load(part, step=step, micro_batch=k) for k, part in enumerate(parts)]
         scales = loss_scales(job, [len(part) for part in parts], lambda k, of=pairs: of[k][1])
         trace.losses.append(forward_backward(stages, pairs, scales, step))
-        for stage in stages:
-            stage.gradients.finish()
         if step == 0:
+            for stage in stages:
+                stage.gradients.finish()
             trace.gradients = gradients_of(stages)
         for stage in stages:
             stage.step(step=step)

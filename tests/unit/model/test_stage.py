@@ -230,6 +230,7 @@ def test_ignored_labels_weigh_as_the_job_says() -> None:
     job = make_job(
         model=mlp,
         train_data=lambda: samples,
+        eval_data=lambda: samples,
         loss_weight=lambda target: (target != -100).sum(),
         shuffle=False,
     )
