@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from funcpipe.api import reference, train
     from funcpipe.errors import FuncpipeError
     from funcpipe.job import Job
 
@@ -19,9 +20,11 @@ __version__ = "0.1.0"
 _EXPORTS = {
     "FuncpipeError": "funcpipe.errors",
     "Job": "funcpipe.job",
+    "reference": "funcpipe.api",
+    "train": "funcpipe.api",
 }
 
-__all__ = ["FuncpipeError", "Job", "__version__"]
+__all__ = ["FuncpipeError", "Job", "__version__", "reference", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -28,7 +28,7 @@ from funcpipe.driver.machine import (
 )
 from funcpipe.errors import ObjectMissing, StoreError
 from funcpipe.store.base import ObjectStore
-from funcpipe.worker.invocation import Invocation, RunSpec
+from funcpipe.invocation import Invocation, RunSpec
 
 __all__ = ["Loop", "Tell"]
 

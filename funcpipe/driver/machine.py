@@ -41,7 +41,7 @@ class Exited:
 
     place: Place
     reason: str
-    code: int
+    code: int | None
     log_tail: str = ""
 
 

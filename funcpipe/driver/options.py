@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from funcpipe.errors import PlanError, PlatformError
 from funcpipe.partitioner.plan import Plan
@@ -37,6 +40,25 @@ class RunOptions:
     steps: int | None = None
     threads: int = 1
     report_every: int = 1
+
+    @staticmethod
+    def of(fields: Mapping[str, Any]) -> RunOptions:
+        """From keywords; an unknown one is named, `replicas` may be one number."""
+        known = RunOptions.__dataclass_fields__
+        for name in fields:
+            if name not in known:
+                near = get_close_matches(name, known, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise PlanError(f"unknown option {name!r}{hint}; known: {', '.join(known)}")
+        chosen = dict(fields)
+        replicas = chosen.get("replicas")
+        if isinstance(replicas, int):
+            chosen["replicas"] = (replicas,)
+        elif replicas is not None:
+            chosen["replicas"] = tuple(replicas)
+        if chosen.get("run_dir") is not None:
+            chosen["run_dir"] = Path(chosen["run_dir"])
+        return RunOptions(**chosen)
 
     def __post_init__(self) -> None:
         if self.platform not in PLATFORMS:

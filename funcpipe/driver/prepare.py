@@ -24,8 +24,8 @@ from funcpipe.schedule.validate import validate
 from funcpipe.store.base import ObjectStore
 from funcpipe.store.open import StoreSpec
 from funcpipe.usercode import user_code
-from funcpipe.worker.invocation import RunSpec
-from funcpipe.worker.passes import distinct_sizes, total_steps
+from funcpipe.invocation import RunSpec
+from funcpipe.passes import distinct_sizes, total_steps
 
 __all__ = ["Prepared", "choose_plan", "layers_text", "prepare", "store_model", "upload"]
 

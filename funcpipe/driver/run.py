@@ -25,12 +25,12 @@ from funcpipe.emulator.server import KINDS, start_server
 from funcpipe.errors import FuncpipeError, JobError, Stopped, StoreError
 from funcpipe.locate import LoadedJob
 from funcpipe.report.events import EventLog
-from funcpipe.report.summary import Summary
+from funcpipe.report.summary import Summary, write_summary
 from funcpipe.store.credentials import Credentials
 from funcpipe.store.meter import Metered
 from funcpipe.store.open import StoreSpec
 from funcpipe.store.probe import probe
-from funcpipe.worker.invocation import Invocation, RunSpec
+from funcpipe.invocation import Invocation, RunSpec
 
 __all__ = ["execute"]
 
@@ -79,18 +79,25 @@ def execute(loaded: LoadedJob, options: RunOptions, *, listener: Listener | None
         prepared = prepare(loaded, options)
     run_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
     folder = _make_folder(options.run_dir or Path("runs") / run_id)
-    log = EventLog(folder / "events.jsonl")
+    log = EventLog(folder / "events.jsonl", secrets=_secrets())
 
-    def tell(event: str, fields: Mapping[str, Any]) -> None:
-        entry = {"t": round(clock.elapsed(), 3), "event": event, **fields}
+    def tell(kind: str, fields: Mapping[str, Any]) -> None:
+        entry = {"kind": kind, "t": round(clock.elapsed(), 3), **fields}
         log.append(entry)
         if listener is not None:
             listener(entry)
 
-    outcome = Outcome(run_id=run_id, loaded=loaded, prepared=prepared, options=options)
+    outcome = Outcome(
+        run_id=run_id,
+        job=loaded.ref,
+        epochs=loaded.job.epochs,
+        prepared=prepared,
+        options=options,
+    )
     try:
         prepared.plan.save(folder / "plan.json")
-        tell("run_started", {"run_id": run_id, "job": loaded.ref, "folder": str(folder)})
+        started = {"run_id": run_id, "job": loaded.ref, "folder": str(folder)}
+        tell("run_started", started | {"platform": options.platform, "store": options.store})
         tell("plan", {"plan": prepared.plan.to_dict(), "steps": prepared.num_steps})
         _run(outcome, folder, clock, tell)
     except BaseException as error:
@@ -99,7 +106,7 @@ def execute(loaded: LoadedJob, options: RunOptions, *, listener: Listener | None
     finally:
         clock.phases["total"] = clock.elapsed()
         summary = summarise(outcome, clock.phases)
-        summary.save(folder / "summary.json")
+        write_summary(summary, folder / "summary.json", secrets=_secrets())
         tell("run_ended", {"status": summary.status})
         log.close()
     return summary
@@ -118,7 +125,7 @@ def _run(outcome: Outcome, folder: Path, clock: _Clock, tell: Tell) -> None:
             stack.callback(store.close)
             capabilities = probe(store, root)
             outcome.if_absent = capabilities.if_absent
-            tell("store_ready", {"kind": place.kind, "if_absent": capabilities.if_absent})
+            tell("store_ready", {"store": place.kind, "if_absent": capabilities.if_absent})
             _warn(outcome, tell)
             if not place.own:
                 stack.callback(_sweep, store, root, tell)
@@ -136,10 +143,10 @@ def _run(outcome: Outcome, folder: Path, clock: _Clock, tell: Tell) -> None:
                 report_every=options.report_every,
                 note=note,
             )
-        environment = place.credentials.to_environment() if place.credentials else {}
         host = LocalHost(
             log_folder=folder / "logs",
-            environment={**_aws_environment(), **environment},
+            environment={} if place.own else _aws_environment(),
+            credentials=place.credentials,
             threads=options.threads,
         )
         stack.callback(host.close)
@@ -200,6 +207,12 @@ def _open_place(options: RunOptions, stack: ExitStack) -> _Place:
 def _aws_environment() -> dict[str, str]:
     """What the AWS chain of the user's shell says; functions see nothing else of it."""
     return {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+
+
+def _secrets() -> list[str]:
+    """What must never be written down, should an error text of somebody else's contain it."""
+    names = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+    return [os.environ[name] for name in names if os.environ.get(name)]
 
 
 def _warn(outcome: Outcome, tell: Tell) -> None:

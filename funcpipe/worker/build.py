@@ -18,9 +18,9 @@ from funcpipe.model.stage import Stage
 from funcpipe.model.weights import load_layers
 from funcpipe.store.base import ObjectStore
 from funcpipe.usercode import user_code
-from funcpipe.worker.invocation import Invocation, RunSpec
+from funcpipe.invocation import Invocation, RunSpec
 from funcpipe.worker.memory import resident_bytes
-from funcpipe.worker.passes import Pass
+from funcpipe.passes import Pass
 
 if TYPE_CHECKING:
     from funcpipe.job import Job

@@ -20,10 +20,9 @@ from funcpipe.model.chain import state_of
 from funcpipe.schedule.execute import Start
 from funcpipe.schedule.program import Program
 from funcpipe.store.meter import Metered
-from funcpipe.store.open import open_store
 from funcpipe.store.wait import Arrival, wait_for
 from funcpipe.worker.build import BuiltStage, build_stage, fetch_job
-from funcpipe.worker.invocation import Invocation
+from funcpipe.invocation import Invocation
 from funcpipe.worker.lease import take_lease
 from funcpipe.worker.machine import (
     Build,
@@ -39,7 +38,7 @@ from funcpipe.worker.machine import (
     WorkerMachine,
 )
 from funcpipe.worker.memory import peak_bytes, resident_bytes
-from funcpipe.worker.passes import Pass, passes, program_of
+from funcpipe.passes import Pass, passes, program_of
 from funcpipe.worker.runner import Runner
 from funcpipe.worker.tasks import Tasks
 from funcpipe.worker.timeline import Timeline
@@ -56,7 +55,7 @@ def main(payload: Mapping[str, Any]) -> int:
     """
     invocation = Invocation.from_dict(payload)
     with tempfile.TemporaryDirectory(prefix="funcpipe-") as folder:
-        store = Metered(open_store(invocation.spec.store))
+        store = Metered(invocation.spec.store.open())
         worker = FunctionWorker(invocation, store, Path(folder) / "bundle")
         end = Runner(worker.machine, worker.do).run()
         if end.error is not None and end.tell:

@@ -18,8 +18,8 @@ from funcpipe.schedule.execute import Executor, Start
 from funcpipe.store.base import ObjectStore
 from funcpipe.store.wait import Arrival
 from funcpipe.worker.build import BuiltStage, build_stage
-from funcpipe.worker.invocation import Invocation, RunSpec
-from funcpipe.worker.passes import Pass, passes, program_of
+from funcpipe.invocation import Invocation, RunSpec
+from funcpipe.passes import Pass, passes, program_of
 from funcpipe.worker.tasks import Tasks
 
 __all__ = ["InlineWorker", "run_inline"]
@@ -61,9 +61,14 @@ def run_inline(
             report_every=spec.report_every,
         )
     )
-    workers = [_worker(spec, job, store, stream, place, roots) for place in spec.shape.workers()]
-    for worker in workers if made is not None else ():
-        made(worker)
+    workers = []
+    for stage, replica in spec.shape.workers():
+        place = Invocation(spec=spec, stage=stage, replica=replica, token=f"{stage}.{replica}")
+        built = build_stage(place, job, store, roots=roots)
+        workers.append(_worker(place, built, store, stream))
+    if made is not None:
+        for worker in workers:
+            made(worker)
     draw = random.Random(order_seed)  # noqa: S311 - an order, not a secret
     while not all(worker.executor.finished for worker in workers):
         for worker in workers:
@@ -77,24 +82,17 @@ def run_inline(
 
 
 def _worker(
-    spec: RunSpec,
-    job: Job,
-    store: ObjectStore,
-    stream: Sequence[Pass],
-    place: tuple[int, int],
-    roots: Sequence[Path],
+    place: Invocation, built: BuiltStage, store: ObjectStore, stream: Sequence[Pass]
 ) -> InlineWorker:
-    stage, replica = place
-    invocation = Invocation(spec=spec, stage=stage, replica=replica, token=f"{stage}.{replica}")
-    built = build_stage(invocation, job, store, roots=roots)
-    programs = [program_of(spec.shape, one, stage=stage, replica=replica) for one in stream]
+    programs = [
+        program_of(place.spec.shape, one, stage=place.stage, replica=place.replica)
+        for one in stream
+    ]
 
     def fetch(key: str) -> Arrival:
         return Arrival(store.get(key), 0.0, 0.0, 0)
 
-    return InlineWorker(
-        invocation, built, Executor(programs), Tasks(invocation, built, store, fetch), []
-    )
+    return InlineWorker(place, built, Executor(programs), Tasks(place, built, store, fetch), [])
 
 
 def _try(worker: InlineWorker, start: Start, stream: Sequence[Pass]) -> bool:

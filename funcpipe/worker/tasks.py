@@ -21,8 +21,8 @@ from funcpipe.schedule.message import Message, received, sent
 from funcpipe.store.base import ObjectStore
 from funcpipe.store.wait import Arrival
 from funcpipe.sync.plan import part_bounds
-from funcpipe.worker.invocation import Invocation
-from funcpipe.worker.passes import Pass
+from funcpipe.invocation import Invocation
+from funcpipe.passes import Pass
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,8 +19,8 @@ from funcpipe.store.memory import MemoryStore
 from funcpipe.store.meter import Metered
 from funcpipe.store.open import StoreSpec
 from funcpipe.worker.inline import InlineWorker, reports, run_inline
-from funcpipe.worker.invocation import RunSpec
-from funcpipe.worker.passes import total_steps
+from funcpipe.invocation import RunSpec
+from funcpipe.passes import total_steps
 
 
 @dataclass
@@ -94,7 +94,9 @@ def train_inline(job: Job, plan: Plan, *, steps: int | None = None, order_seed: 
     def watch(worker: InlineWorker) -> None:
         """Note the first step's gradients as the optimiser sees them."""
         optimizer = worker.built.stage.optimizer
-        if worker.invocation.replica == 0 and optimizer is not None:
+        if optimizer is None:
+            gradients.update(_gradients(worker))
+        elif worker.invocation.replica == 0:
 
             def note(*_: object) -> None:
                 for name, gradient in _gradients(worker).items():

@@ -22,7 +22,7 @@ from funcpipe.schedule.count import requests_per_evaluation, requests_per_step
 from funcpipe.store.memory import MemoryStore
 from funcpipe.store.meter import DELETE, GET, LIST, PUT, Metered
 from funcpipe.worker.inline import run_inline
-from funcpipe.worker.passes import Pass
+from funcpipe.passes import Pass
 
 SGD_TOLERANCE, ADAM_TOLERANCE = 1e-12, 1e-10
 DEGREES = [
@@ -184,7 +184,7 @@ def test_only_the_last_step_s_sums_are_left() -> None:
     job = grid_job("mean", "sgd")
     got = train_inline(job, plan_of(job, stages=2, replicas=(2, 3), micro_batches=4), steps=4)
     left = [key for key in got.store.list("runs/") if "/t0" in key]
-    assert sorted(key.split("/", 3)[3] for key in left) == sorted(
+    assert sorted(key.split("/", 4)[4] for key in left) == sorted(
         f"sum/{stage}.{owner}.0" for stage, degree in ((0, 2), (1, 3)) for owner in range(degree)
     )
 

@@ -1,0 +1,109 @@
+"""What is known about a run at its end, however it ended, as a summary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from funcpipe.driver.machine import DriverMachine
+from funcpipe.driver.options import RunOptions
+from funcpipe.driver.prepare import Prepared, layers_text
+from funcpipe.errors import FuncpipeError, Stopped, describe
+from funcpipe.report.summary import FunctionSummary, Summary
+from funcpipe.store.meter import Usage
+
+__all__ = ["Outcome", "summarise"]
+
+OPERATIONS = ("PUT", "GET", "GET_MISSED", "DELETE", "LIST")
+
+
+@dataclass
+class Outcome:
+    """Filled in while the run goes on; whatever is missing at its end was not reached."""
+
+    run_id: str
+    job: str
+    epochs: int
+    prepared: Prepared
+    options: RunOptions
+    store_kind: str = ""
+    if_absent: bool = True
+    notes: list[str] = field(default_factory=list)
+    machine: DriverMachine | None = None
+    usage: Callable[[], Usage] | None = None
+    model_path: Path | None = None
+    error: FuncpipeError | None = None
+
+
+def summarise(outcome: Outcome, seconds: Mapping[str, float]) -> Summary:
+    """The run's summary. Requests and bytes are those of functions that came to their end."""
+    machine, error = outcome.machine, outcome.error
+    results = {} if machine is None else machine.results
+    used = sum((Usage.from_dict(result["usage"]) for result in results.values()), Usage())
+    driver = Usage() if outcome.usage is None else outcome.usage()
+    status = _status(error)
+    return Summary(
+        run_id=outcome.run_id,
+        status=status,
+        error=describe(error) if error is not None and status == "failed" else None,
+        job=outcome.job,
+        plan=outcome.prepared.plan.to_dict(),
+        platform=outcome.options.platform,
+        store=outcome.store_kind,
+        if_absent=outcome.if_absent,
+        notes=tuple(outcome.notes),
+        steps=0 if machine is None else len(machine.losses),
+        epochs=outcome.epochs,
+        seconds=dict(seconds),
+        losses=() if machine is None else tuple(machine.losses),
+        metrics={} if machine is None else machine.metrics,
+        requests=_by_operation(used),
+        requests_by_kind=used.to_dict()["requests"],
+        bytes={"up": sum(used.bytes_up.values()), "down": sum(used.bytes_down.values())},
+        driver_requests=_by_operation(driver),
+        functions=tuple(
+            _function(outcome.prepared, place, result) for place, result in sorted(results.items())
+        ),
+        model_path=None if outcome.model_path is None else str(outcome.model_path),
+    )
+
+
+def _status(error: FuncpipeError | None) -> str:
+    if error is None:
+        return "done"
+    return "stopped" if isinstance(error, Stopped) else "failed"
+
+
+def _by_operation(usage: Usage) -> dict[str, int]:
+    counts = {operation: usage.total(operation) for operation in OPERATIONS}
+    return {operation: count for operation, count in counts.items() if count}
+
+
+def _function(
+    prepared: Prepared, place: tuple[int, int], result: Mapping[str, Any]
+) -> FunctionSummary:
+    stage, replica = place
+    usage = Usage.from_dict(result["usage"])
+    measured = {
+        name: result[name]
+        for name in (
+            "seconds",
+            "compute_s",
+            "waiting_s",
+            "transfer_s",
+            "peak_bytes",
+            "base_bytes",
+            "data_s",
+            "data_bytes",
+            "start_s",
+        )
+    }
+    return FunctionSummary(
+        stage=stage,
+        replica=replica,
+        layers=layers_text(prepared.plan, stage),
+        requests=sum(_by_operation(usage).values()),
+        **measured,
+    )
