@@ -27,8 +27,8 @@ from funcpipe.driver.machine import (
     StopAll,
 )
 from funcpipe.errors import ObjectMissing, StoreError
-from funcpipe.store.base import ObjectStore
 from funcpipe.invocation import Invocation, RunSpec
+from funcpipe.store.base import ObjectStore
 
 __all__ = ["Loop", "Tell"]
 

@@ -11,6 +11,7 @@ from funcpipe import bundle
 from funcpipe.control import Control, publish
 from funcpipe.driver.options import RunOptions
 from funcpipe.errors import PlanError
+from funcpipe.invocation import RunSpec
 from funcpipe.job import Job
 from funcpipe.keys import Run
 from funcpipe.locate import LoadedJob
@@ -20,12 +21,11 @@ from funcpipe.model.preview import weigh_layers
 from funcpipe.model.sampling import Fetcher
 from funcpipe.model.weights import make_manifest, pack_layer
 from funcpipe.partitioner.plan import Plan, even_plan
+from funcpipe.passes import distinct_sizes, total_steps
 from funcpipe.schedule.validate import validate
 from funcpipe.store.base import ObjectStore
 from funcpipe.store.open import StoreSpec
 from funcpipe.usercode import user_code
-from funcpipe.invocation import RunSpec
-from funcpipe.passes import distinct_sizes, total_steps
 
 __all__ = ["Prepared", "choose_plan", "layers_text", "prepare", "store_model", "upload"]
 

@@ -23,6 +23,7 @@ from funcpipe.driver.prepare import prepare, upload
 from funcpipe.emulator.host import LocalHost
 from funcpipe.emulator.server import KINDS, start_server
 from funcpipe.errors import FuncpipeError, JobError, Stopped, StoreError
+from funcpipe.invocation import Invocation, RunSpec
 from funcpipe.locate import LoadedJob
 from funcpipe.report.events import EventLog
 from funcpipe.report.summary import Summary, write_summary
@@ -30,7 +31,6 @@ from funcpipe.store.credentials import Credentials
 from funcpipe.store.meter import Metered
 from funcpipe.store.open import StoreSpec
 from funcpipe.store.probe import probe
-from funcpipe.invocation import Invocation, RunSpec
 
 __all__ = ["execute"]
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from funcpipe import bundle
 from funcpipe.errors import JobError
+from funcpipe.invocation import Invocation, RunSpec
 from funcpipe.model.build import build_data
 from funcpipe.model.sampling import Fetcher, loss_scales
 from funcpipe.model.stage import Stage
 from funcpipe.model.weights import load_layers
+from funcpipe.passes import Pass
 from funcpipe.store.base import ObjectStore
 from funcpipe.usercode import user_code
-from funcpipe.invocation import Invocation, RunSpec
 from funcpipe.worker.memory import resident_bytes
-from funcpipe.passes import Pass
 
 if TYPE_CHECKING:
     from funcpipe.job import Job

@@ -15,14 +15,15 @@ from safetensors.torch import save
 
 from funcpipe.control import Watch
 from funcpipe.errors import FuncpipeError, Stopped, StoreError, describe
+from funcpipe.invocation import Invocation
 from funcpipe.job import Job
 from funcpipe.model.chain import state_of
+from funcpipe.passes import Pass, passes, program_of
 from funcpipe.schedule.execute import Start
 from funcpipe.schedule.program import Program
 from funcpipe.store.meter import Metered
 from funcpipe.store.wait import Arrival, wait_for
 from funcpipe.worker.build import BuiltStage, build_stage, fetch_job
-from funcpipe.invocation import Invocation
 from funcpipe.worker.lease import take_lease
 from funcpipe.worker.machine import (
     Build,
@@ -38,7 +39,6 @@ from funcpipe.worker.machine import (
     WorkerMachine,
 )
 from funcpipe.worker.memory import peak_bytes, resident_bytes
-from funcpipe.passes import Pass, passes, program_of
 from funcpipe.worker.runner import Runner
 from funcpipe.worker.tasks import Tasks
 from funcpipe.worker.timeline import Timeline

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from funcpipe.errors import FuncpipeError, ObjectMissing
+from funcpipe.invocation import Invocation, RunSpec
 from funcpipe.job import Job
+from funcpipe.passes import Pass, passes, program_of
 from funcpipe.schedule.execute import Executor, Start
 from funcpipe.store.base import ObjectStore
 from funcpipe.store.wait import Arrival
 from funcpipe.worker.build import BuiltStage, build_stage
-from funcpipe.invocation import Invocation, RunSpec
-from funcpipe.passes import Pass, passes, program_of
 from funcpipe.worker.tasks import Tasks
 
 __all__ = ["InlineWorker", "run_inline"]

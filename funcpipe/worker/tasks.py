@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from funcpipe import keys, wire
 from funcpipe.errors import FuncpipeError, TrainingError
+from funcpipe.invocation import Invocation
 from funcpipe.model.sampling import digest
+from funcpipe.passes import Pass
 from funcpipe.schedule.action import Action, Kind
 from funcpipe.schedule.message import Message, received, sent
 from funcpipe.store.base import ObjectStore
 from funcpipe.store.wait import Arrival
 from funcpipe.sync.plan import part_bounds
-from funcpipe.invocation import Invocation
-from funcpipe.passes import Pass
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from funcpipe.driver.machine import combine
 from funcpipe.driver.prepare import store_model
+from funcpipe.invocation import RunSpec
 from funcpipe.job import Job
 from funcpipe.model.build import build_data, build_model
 from funcpipe.model.chain import chain_of, state_of
 from funcpipe.partitioner.plan import Plan, even_plan
+from funcpipe.passes import total_steps
 from funcpipe.store.memory import MemoryStore
 from funcpipe.store.meter import Metered
 from funcpipe.store.open import StoreSpec
 from funcpipe.worker.inline import InlineWorker, reports, run_inline
-from funcpipe.invocation import RunSpec
-from funcpipe.passes import total_steps
 
 
 @dataclass

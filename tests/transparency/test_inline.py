@@ -17,12 +17,12 @@ from compare import assert_equal_tensors
 from funcpipe.errors import TrainingError
 from funcpipe.job import Job
 from funcpipe.model.reference import Reference, reference
+from funcpipe.passes import Pass
 from funcpipe.schedule.action import Action, Kind
 from funcpipe.schedule.count import requests_per_evaluation, requests_per_step
 from funcpipe.store.memory import MemoryStore
 from funcpipe.store.meter import DELETE, GET, LIST, PUT, Metered
 from funcpipe.worker.inline import run_inline
-from funcpipe.passes import Pass
 
 SGD_TOLERANCE, ADAM_TOLERANCE = 1e-12, 1e-10
 DEGREES = [
