@@ -37,7 +37,8 @@ ARROWS: dict[str, str] = {
     "wire": "store",
     "model": "job usercode",
     "sync": "keys schedule store wire",
-    "worker": "bundle control invocation job keys model passes schedule store sync usercode wire",
+    "worker": "bundle control invocation job keys model passes schedule store sync usercode "
+    "wire",
     "functions": "worker",
     "report": "",
     "deploy": "bundle driver.host keys partitioner store",
