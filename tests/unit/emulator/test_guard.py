@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -92,6 +94,42 @@ def test_a_guard_that_is_ended_takes_its_server_along(tmp_path: Path, number: in
     assert all_gone(processes)
     guarded.stop()
     assert list(tmp_path.iterdir()) == []
+
+
+FORKING_DRIVER = """
+import os, sys, time
+from pathlib import Path
+from funcpipe.emulator.guarded import Guarded
+sleep = ["/bin/sleep", "600"]
+guarded = Guarded(purpose="test", parent=Path(sys.argv[1]), environment={}, server=sleep)
+holder = os.fork()
+if holder == 0:
+    time.sleep(600)
+print(holder, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_forked_child_that_holds_the_pipe_does_not_keep_it_alive(tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[3]
+    driver = subprocess.Popen(
+        [sys.executable, "-c", FORKING_DRIVER, str(tmp_path)],
+        env={**PATH, "PYTHONPATH": str(root)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert driver.stdout is not None
+    holder = int(driver.stdout.readline())
+    children = [one for one in psutil.Process(driver.pid).children(True) if one.pid != holder]
+    assert len(children) == 2
+
+    driver.kill()
+
+    assert all_gone(children)
+    assert psutil.pid_exists(holder)
+    assert eventually(lambda: list(tmp_path.iterdir()) == [])
+    os.kill(holder, signal.SIGKILL)
+    driver.communicate()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
