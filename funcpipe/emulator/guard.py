@@ -102,10 +102,12 @@ def reap(child: int, *, within_s: float) -> int | None:
 def end_group(child: int, *, grace_s: float) -> None:
     """Stop a child that leads its own group, and the whole group."""
     if grace_s > 0:
+        os.kill(child, signal.SIGTERM)
         signal_group(child, signal.SIGTERM)
         if reap(child, within_s=grace_s) is not None:
             signal_group(child, signal.SIGKILL)
             return
+    os.kill(child, signal.SIGKILL)  # a child that is just starting may not have its group yet
     signal_group(child, signal.SIGKILL)
     reap(child, within_s=10.0)
 

@@ -14,12 +14,7 @@ from funcpipe.emulator.recipe import Kind, OpenDoor, Recipe
 __all__ = ["HEALTH_DOORS", "JUICEFS"]
 
 HEALTH_DOORS = tuple(
-    OpenDoor(
-        role="s3",
-        method="GET",
-        path=f"/minio/health/{page}",
-        shows="an empty 200: the server runs",
-    )
+    OpenDoor(role="s3", path=f"/minio/health/{page}", shows="an empty 200: the server runs")
     for page in ("live", "ready", "cluster", "cluster/read")
 )
 

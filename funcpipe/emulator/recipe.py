@@ -13,12 +13,12 @@ __all__ = ["Kind", "OpenDoor", "Recipe"]
 
 @dataclass(frozen=True, kw_only=True)
 class OpenDoor:
-    """Something that still answers a caller without credentials, and why that is harmless."""
+    """A page that still answers a caller without credentials, the same whatever the method."""
 
     role: str
-    method: str
     path: str
     shows: str
+    """What it gives away, and so why it may stay open."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 Its components talk to each other over ports of their own, which by default serve anybody. Here
 
-* every gRPC port, and the Unix sockets beside them, want a client certificate that is made for this
-  server alone; so does the master's HTTP port, which would hand out write tokens;
+* every gRPC port, the Unix sockets beside them, and the HTTP ports of the master (which would hand
+  out write tokens) and of the admin server want a client certificate, made for this server alone;
 * the filer's HTTP interface is off (``-disableHttp``);
 * the volume server wants a signed token for each read, write and delete; the S3 gateway makes them.
 """
@@ -37,15 +37,16 @@ _VOLUME_MB = 128
 _RECLAIM_EVERY_S = 10.0
 _RECLAIM_GROWN_BYTES = 512 << 20
 
+_RUNS = "an empty 200: the server runs"
 _OPEN_DOORS = (
-    OpenDoor(role="s3", method="GET", path="/healthz", shows="an empty 200: the server runs"),
-    OpenDoor(role="s3", method="GET", path="/status", shows="an empty 200: the server runs"),
+    OpenDoor(role="s3", path="/healthz", shows=_RUNS),
+    OpenDoor(role="s3", path="/status", shows=_RUNS),
+    OpenDoor(role="volume", path="/healthz", shows=_RUNS),
     OpenDoor(
         role="volume",
-        method="GET",
         path="/status",
-        shows="the data folder's path, free space, and numbers and sizes of volumes; no names of "
-        "objects and none of their bytes",
+        shows="the data folder's path, its free space, and the numbers and sizes of volumes; no "
+        "object's name and none of its bytes",
     ),
 )
 
@@ -55,8 +56,9 @@ def _security() -> str:
     lines += ["[grpc]", f'ca = "{_CERTIFICATE}"']
     for section in _GRPC_SECTIONS:
         lines += [f"[grpc.{section}]", f'cert = "{_CERTIFICATE}"', f'key = "{_KEY}"']
-    lines += ["[https.master]", f'cert = "{_CERTIFICATE}"', f'key = "{_KEY}"']
-    lines += [f'ca = "{_CERTIFICATE}"']
+    for section in ("master", "admin"):
+        lines += [f"[https.{section}]", f'ca = "{_CERTIFICATE}"']
+        lines += [f'cert = "{_CERTIFICATE}"', f'key = "{_KEY}"']
     return "\n".join(lines) + "\n"
 
 

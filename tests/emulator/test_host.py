@@ -1,0 +1,258 @@
+"""Functions as processes here: how they are started, what they see, how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import funcpipe
+from funcpipe.driver.host import Exit, FunctionHost
+from funcpipe.emulator.credentials import Credentials
+from funcpipe.emulator.host import LocalHost
+from funcpipe.errors import PlatformError
+
+from .helpers import eventually, processes_with
+
+CREDENTIALS = Credentials(access_key="THEKEY", secret_key="the-secret-key")
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[LocalHost]:
+    with make_host(tmp_path) as made:
+        yield made
+    assert processes_with(str(tmp_path)) == []
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+def make_host(tmp_path: Path, **changes: Any) -> LocalHost:
+    options: dict[str, Any] = {
+        "log_folder": tmp_path / "logs",
+        "work_folder": tmp_path / "work",
+        "credentials": CREDENTIALS,
+        "environment": {"PYTHONPATH": str(Path(__file__).parent), "MINE": "yes"},
+        "entry": "fake_function",
+    }
+    return LocalHost(**(options | changes))
+
+
+def start(host: FunctionHost, name: str = "stage-0", **task: Any) -> str:
+    return host.start(json.dumps(task).encode(), name=name, memory_mb=None)
+
+
+def wait_for_exit(host: FunctionHost) -> Exit:
+    found: list[Exit] = []
+    assert eventually(lambda: found.extend(host.exits()) or bool(found), within_s=20)
+    assert len(found) == 1
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("task", "code", "reason", "printed"),
+    [
+        ({"do": "exit", "code": 0, "text": "well done"}, 0, "done", "well done"),
+        ({"do": "exit", "code": 1, "text": "my own error"}, 1, "failed", "my own error"),
+        ({"do": "exit", "code": 7}, 7, "crashed", ""),
+        ({"do": "raise", "text": "odd"}, 1, "failed", "RuntimeError: odd"),
+        ({"do": "signal", "number": int(signal.SIGKILL)}, -9, "killed", ""),
+        ({"do": "signal", "number": int(signal.SIGSEGV)}, -11, "crashed", "Segmentation fault"),
+    ],
+)
+def test_an_exit_says_how_it_ended(
+    host: LocalHost, task: dict[str, Any], code: int, reason: str, printed: str
+) -> None:
+    function_id = start(host, name="stage 1/replica 0", **task)
+    assert host.alive() <= 1
+
+    ended = wait_for_exit(host)
+
+    assert (ended.id, ended.name, ended.code, ended.reason) == (
+        function_id,
+        "stage 1/replica 0",
+        code,
+        reason,
+    )
+    assert printed in ended.log_tail
+    assert host.exits() == []
+    assert host.alive() == 0
+
+
+def test_a_function_sees_its_own_place_and_nothing_of_the_drivers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOO_SECRET", "a-secret-of-the-shell")
+    monkeypatch.setenv("AWS_PROFILE", "production")
+    monkeypatch.setenv("HTTPS_PROXY", "http://user:password@proxy")
+    target = tmp_path / "seen"
+
+    with make_host(tmp_path, threads=3) as host:
+        function_id = start(host, do="show", to=str(target))
+        ended = wait_for_exit(host)
+
+    assert ended.reason == "done", ended.log_tail
+    seen = json.loads(target.read_text())
+    environment = seen["environment"]
+    folder = str(host.folder / function_id)
+    own = {"HOME": folder, "TMPDIR": folder, "MINE": "yes", "OMP_NUM_THREADS": "3"}
+    own |= {"AWS_ACCESS_KEY_ID": "THEKEY", "AWS_SECRET_ACCESS_KEY": "the-secret-key"}
+    assert environment.items() >= own.items()
+    harmless = {"PATH", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "TZ", "PYTHONPATH"}
+    harmless |= {"PYTHONFAULTHANDLER", "AWS_EC2_METADATA_DISABLED"}
+    harmless |= {"MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"}
+    assert set(environment) - set(own) <= harmless
+    # It runs this funcpipe, and cannot import what lies beside it or in the driver's folder.
+    assert seen["funcpipe"] == os.path.realpath(str(funcpipe.__file__))
+    beside = Path(str(funcpipe.__file__)).resolve().parents[1]
+    assert str(beside) not in seen["path"]
+    assert (seen["folder"], seen["stdin"], seen["session"]) == (folder, "", True)
+
+
+def test_credentials_and_payload_are_on_no_command_line(host: LocalHost, tmp_path: Path) -> None:
+    start(host, do="spawn", mark=str(tmp_path / "mark"), secret="in-the-payload")
+    assert eventually((tmp_path / "mark").exists)
+
+    shown = [one for process in processes_with(str(tmp_path)) for one in process.cmdline()]
+
+    assert len(shown) > 4
+    assert not [one for one in shown for word in ("THEKEY", "secret", "payload") if word in one]
+
+
+def test_a_large_payload_arrives_and_a_larger_one_is_refused(host: LocalHost) -> None:
+    start(host, do="exit", code=0, text="x" * 900_000)
+    ended = wait_for_exit(host)
+    with pytest.raises(PlatformError, match="at most 1000000"):
+        host.start(b"x" * 1_000_001, name="stage-0", memory_mb=None)
+
+    assert ended.reason == "done"
+    assert ended.log_tail == "x" * 3999
+
+
+def test_a_log_keeps_the_newest_of_much_output(host: LocalHost, tmp_path: Path) -> None:
+    start(host, do="print", num_lines=300_000)
+
+    ended = wait_for_exit(host)
+
+    sizes = [path.stat().st_size for path in (tmp_path / "logs").iterdir()]
+    assert ended.reason == "done"
+    assert ended.log_tail.endswith("line 000299999")
+    assert 1 << 19 < sum(sizes) <= 1 << 20
+
+
+def test_stop_asks_first_and_then_kills_with_all_children(host: LocalHost, tmp_path: Path) -> None:
+    marks = {name: tmp_path / name for name in ("polite", "deaf", "other")}
+    ids = {
+        name: start(host, name=name, do="spawn", mark=str(mark), deaf=name == "deaf")
+        for name, mark in marks.items()
+    }
+    assert eventually(lambda: all(mark.exists() for mark in marks.values()))
+    children = {name: int(mark.read_text()) for name, mark in marks.items()}
+
+    host.stop([ids["polite"], ids["deaf"], "unknown"], grace_s=0.3)
+
+    ended = {one.name: one for one in host.exits()}
+    assert set(ended) == {"polite", "deaf"}
+    assert (ended["polite"].reason, ended["polite"].code) == ("stopped", 143)
+    assert (ended["deaf"].reason, ended["deaf"].code) == ("stopped", -signal.SIGKILL)
+    assert gone(children["polite"])
+    assert gone(children["deaf"])
+    assert host.alive() == 1
+    host.stop(grace_s=0.3)
+    assert [one.name for one in host.exits()] == ["other"]
+    assert gone(children["other"])
+
+
+def gone(pid: int) -> bool:
+    def check() -> bool:
+        try:
+            return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    return eventually(check, within_s=3)
+
+
+def test_a_child_does_not_outlive_a_function_that_ended_by_itself(
+    host: LocalHost, tmp_path: Path
+) -> None:
+    mark = tmp_path / "mark"
+    start(host, do="spawn", mark=str(mark), seconds=0)
+
+    ended = wait_for_exit(host)
+
+    assert ended.reason == "done"
+    assert gone(int(mark.read_text()))
+
+
+def test_what_had_ended_before_the_stop_is_told_as_it_was(host: LocalHost) -> None:
+    start(host, do="exit", code=1)
+    assert eventually(lambda: host.alive() == 0)
+
+    host.stop()
+
+    assert [one.reason for one in host.exits()] == ["failed"]
+
+
+def test_a_closed_pipe_ends_a_function_at_once(host: LocalHost, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    function_id = start(host, do="spawn", mark=str(mark), deaf=True)
+    assert eventually(mark.exists)
+
+    # When: the driver's end of the pipe goes, as it does when the driver dies.
+    host._functions[function_id].stdin.close()
+
+    assert wait_for_exit(host).code == -signal.SIGKILL
+    assert gone(int(mark.read_text()))
+
+
+def test_functions_outlive_the_thread_that_asked_for_them(host: LocalHost, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    thread = threading.Thread(target=lambda: start(host, do="spawn", mark=str(mark)))
+    thread.start()
+    thread.join()
+    assert eventually(mark.exists)
+
+    assert host.exits() == []
+    assert host.alive() == 1
+
+
+def test_a_missing_entry_is_told_by_its_exit(tmp_path: Path) -> None:
+    with make_host(tmp_path, entry="no_such_module") as host:
+        start(host, do="exit", code=0)
+
+        ended = wait_for_exit(host)
+
+    assert ended.reason == "failed"
+    assert "no_such_module" in ended.log_tail
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda host: host.start(b"{}", name="s", memory_mb=0), "memory of function s"),
+        (lambda host: (host.close(), host.start(b"{}", name="s")), "closed"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    host: LocalHost, act: Callable[[LocalHost], object], message: str
+) -> None:
+    with pytest.raises(PlatformError, match=message):
+        act(host)
+    assert host.alive() == 0
+
+
+def test_closing_twice_is_no_error(tmp_path: Path) -> None:
+    host = make_host(tmp_path)
+    start(host, do="spawn", mark=str(tmp_path / "mark"))
+
+    host.close()
+    host.close()
+
+    assert [one.reason for one in host.exits()] == ["stopped"]
+    assert processes_with(str(tmp_path)) == []
