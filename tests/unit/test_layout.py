@@ -37,14 +37,15 @@ ARROWS: dict[str, str] = {
     "wire": "store",
     "model": "job usercode",
     "sync": "keys schedule store wire",
-    "worker": "bundle control invocation job keys model passes schedule store sync usercode wire",
+    "worker": "bundle control invocation job keys model partitioner.plan passes schedule store "
+    "sync usercode wire",
     "functions": "worker",
     "report": "",
     "deploy": "bundle driver.host keys partitioner store",
     "emulator": "driver.host keys partitioner store",
     "driver": "bundle control deploy emulator invocation job keys locate model partitioner "
     "passes report schedule store sync usercode wire",
-    "api": "bundle driver job locate model partitioner report store",
+    "api": "bundle driver job locate model partitioner report store usercode",
     "cli": "api report",
 }
 
