@@ -8,18 +8,14 @@ from typing import Any
 
 import pytest
 
-from funcpipe.store import (
-    DirectoryStore,
-    Link,
-    MemoryStore,
-    Metered,
-    PacedStore,
-    Retrying,
-    RetryPolicy,
-    Shaped,
-)
+from funcpipe.store.base import PacedStore
+from funcpipe.store.directory import DirectoryStore
 from funcpipe.store.faulty import Fault, Faulty
+from funcpipe.store.memory import MemoryStore
+from funcpipe.store.meter import Metered
+from funcpipe.store.retry import Retrying, RetryPolicy
 from funcpipe.store.s3 import S3Store
+from funcpipe.store.shape import Link, Shaped
 
 from .backends import BACKENDS, S3_KINDS, Backend
 from .servers import BUCKET, Server, running, why_not

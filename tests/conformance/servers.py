@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from funcpipe.errors import StoreError
-from funcpipe.store import Credentials
+from funcpipe.store.credentials import Credentials
 from funcpipe.store.s3 import ensure_bucket
 
 BUCKET = "funcpipe"

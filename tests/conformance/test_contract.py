@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from funcpipe.errors import ObjectExists, ObjectMissing, StoreError, WaitTimeout
-from funcpipe.store import ObjectStore, probe
-from funcpipe.store.base import DELETE_BATCH_KEYS
+from funcpipe.store.base import DELETE_BATCH_KEYS, ObjectStore
+from funcpipe.store.probe import probe
 
 from .backends import Backend
 from .conftest import PAGE_KEYS

@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 
 from funcpipe.errors import StoreFull, StoreUnavailable
-from funcpipe.store import DirectoryStore, PacedStore, RetryPolicy, open_store
+from funcpipe.store.base import PacedStore
+from funcpipe.store.directory import DirectoryStore
+from funcpipe.store.open import open_store
+from funcpipe.store.retry import RetryPolicy
 
 from .servers import running, why_not
 

@@ -12,8 +12,12 @@ import numpy as np
 import pytest
 
 from funcpipe.errors import BucketMissing, ObjectMissing, StoreDenied, StoreUnavailable
-from funcpipe.store import Credentials, Link, Retrying, RetryPolicy, Shaped, open_store, probe
+from funcpipe.store.credentials import Credentials
+from funcpipe.store.open import open_store
+from funcpipe.store.probe import probe
+from funcpipe.store.retry import Retrying, RetryPolicy
 from funcpipe.store.s3 import S3Store, ensure_bucket
+from funcpipe.store.shape import Link, Shaped
 
 from .servers import BUCKET, Server
 
@@ -185,7 +189,7 @@ def test_a_shaped_store_gives_back_what_it_took(server: Server) -> None:
 MEMORY_SCRIPT = """
 import sys
 from pathlib import Path
-from funcpipe.store import open_store
+from funcpipe.store.open import open_store
 
 def kilobytes(field):
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -220,7 +224,7 @@ def test_sending_and_receiving_64_megabytes_makes_no_second_copy(server: Server)
 
 FORK_SCRIPT = """
 import os, sys
-from funcpipe.store import open_store
+from funcpipe.store.open import open_store
 from funcpipe.store.s3 import S3Store
 
 store = S3Store(sys.argv[2], prefix="forked", endpoint=sys.argv[1])

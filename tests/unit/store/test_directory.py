@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from funcpipe.errors import BucketMissing, ObjectExists, ObjectMissing, StoreError
-from funcpipe.store import DirectoryStore
+from funcpipe.store.directory import DirectoryStore
 
 
 def test_objects_are_plain_files(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_a_place_that_is_a_file_is_refused(tmp_path: Path) -> None:
 def test_a_killed_writer_leaves_nothing_that_is_seen(tmp_path: Path) -> None:
     script = """
 import sys
-from funcpipe.store import DirectoryStore
+from funcpipe.store.directory import DirectoryStore
 
 class Stall:
     chunk_bytes = 10

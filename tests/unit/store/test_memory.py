@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from funcpipe.errors import WaitTimeout
-from funcpipe.store import MemoryStore
+from funcpipe.store.memory import MemoryStore
 
 
 def test_a_wait_is_woken_and_does_not_poll(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from funcpipe.errors import ObjectExists, ObjectMissing, WaitTimeout
 from funcpipe.keys import Run
-from funcpipe.store import MemoryStore, Metered, Usage
-from funcpipe.store.meter import DELETE, GET, GET_MISSED, LIST, PUT
+from funcpipe.store.memory import MemoryStore
+from funcpipe.store.meter import DELETE, GET, GET_MISSED, LIST, PUT, Metered, Usage
 
 STEP = Run("run").attempt(1).training(3)
 

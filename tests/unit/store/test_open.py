@@ -8,14 +8,11 @@ from pathlib import Path
 import pytest
 
 from funcpipe.errors import StoreDenied, StoreError
-from funcpipe.store import (
-    Credentials,
-    DirectoryStore,
-    MemoryStore,
-    Retrying,
-    StoreSpec,
-    open_store,
-)
+from funcpipe.store.credentials import Credentials
+from funcpipe.store.directory import DirectoryStore
+from funcpipe.store.memory import MemoryStore
+from funcpipe.store.open import StoreSpec, open_store
+from funcpipe.store.retry import Retrying
 from funcpipe.store.s3 import S3Store
 
 KEYS = Credentials(access_key="AKIAEXAMPLE", secret_key="the-secret", session_token="the-token")

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from funcpipe.errors import StoreDenied, StoreError
-from funcpipe.store import Capabilities, MemoryStore, Metered, probe
-from funcpipe.store.meter import DELETE, GET, PUT
+from funcpipe.store.memory import MemoryStore
+from funcpipe.store.meter import DELETE, GET, PUT, Metered
+from funcpipe.store.probe import Capabilities, probe
 
 
 class Ignoring(MemoryStore):

@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from funcpipe.errors import ObjectExists, ObjectMissing, StoreDenied, StoreUnavailable
-from funcpipe.store import MemoryStore, Retrying, RetryPolicy
 from funcpipe.store.faulty import Fault, Faulty
+from funcpipe.store.memory import MemoryStore
+from funcpipe.store.retry import Retrying, RetryPolicy
 
 from .clock import FakeClock
 

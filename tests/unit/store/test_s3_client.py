@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from funcpipe.store import Credentials
+from funcpipe.store.credentials import Credentials
 from funcpipe.store.s3 import S3Store
 from funcpipe.store.s3_body import Body
 from funcpipe.store.s3_client import is_aws, make_client

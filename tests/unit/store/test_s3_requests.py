@@ -19,7 +19,8 @@ from funcpipe.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from funcpipe.store import Credentials, Retrying, RetryPolicy
+from funcpipe.store.credentials import Credentials
+from funcpipe.store.retry import Retrying, RetryPolicy
 from funcpipe.store.s3 import S3Store, ensure_bucket
 
 from .scripted import Answer, Scripted, s3_error, scripted_server

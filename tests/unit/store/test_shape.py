@@ -7,7 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from funcpipe.errors import ObjectMissing
-from funcpipe.store import Link, MemoryStore, Pace, Shaped
+from funcpipe.store.base import Pace
+from funcpipe.store.memory import MemoryStore
+from funcpipe.store.shape import Link, Shaped
 
 from .clock import FakeClock
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from funcpipe.errors import ObjectMissing, Stopped, StoreDenied, WaitTimeout
-from funcpipe.store import Backoff, MemoryStore, wait_for
+from funcpipe.store.memory import MemoryStore
+from funcpipe.store.wait import Backoff, wait_for
 
 from .clock import FakeClock
 
