@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -172,3 +173,15 @@ def test_a_listing_that_breaks_off_goes_on_without_repeating() -> None:
 def test_policies_that_cannot_be_are_refused(fields: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"tries must be|needed:"):
         RetryPolicy(**fields)  # type: ignore[arg-type]
+
+
+def test_jitter_leaves_the_global_generator_alone() -> None:
+    # given a store that fails once
+    choose, _ = scripted(Fault.BEFORE)
+    store = Faulty(MemoryStore(), choose)
+    random.seed(5)
+    before = random.getstate()
+    # when a retry draws its pause
+    Retrying(store, sleep=lambda _: None).put("k", b"x")
+    # then the model's random numbers are what they were
+    assert random.getstate() == before
