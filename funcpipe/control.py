@@ -8,6 +8,7 @@ knows version n looks for n + 1.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -61,9 +62,9 @@ def read_next(store: ObjectStore, run: Run, known: Control) -> Control | None:
 
 
 class Watch:
-    """A worker's eye on the control object: looks at most once in `every_s`, when asked.
+    """A worker's eye on the control object: looks at most once in `every_s`, whoever asks.
 
-    Calling it raises `Stopped` once the run was stopped and `Superseded` once another attempt
+    Safe to call from several threads. Calling it raises `Stopped` once the run was stopped and `Superseded` once another attempt
     is current.
     """
 
@@ -82,11 +83,11 @@ class Watch:
         self._every_s = every_s
         self._clock = clock
         self._due_s = clock() + every_s
+        self._lock = threading.Lock()
 
     def __call__(self) -> None:
-        if self._clock() < self._due_s:
+        if not self._is_due():
             return
-        self._due_s = self._clock() + self._every_s
         newer = read_next(self._store, self._run, self._known)
         if newer is None:
             return
@@ -95,3 +96,10 @@ class Watch:
         self._known = newer
         if newer.state != "running":
             raise Stopped(f"the run was stopped: {newer.reason}")
+
+    def _is_due(self) -> bool:
+        with self._lock:
+            due = self._clock() >= self._due_s
+            if due:
+                self._due_s = self._clock() + self._every_s
+            return due
