@@ -64,8 +64,8 @@ def read_next(store: ObjectStore, run: Run, known: Control) -> Control | None:
 class Watch:
     """A worker's eye on the control object: looks at most once in `every_s`, whoever asks.
 
-    Safe to call from several threads. Calling it raises `Stopped` once the run was stopped and `Superseded` once another attempt
-    is current.
+    Safe to call from several threads. Calling it raises `Stopped` once the run was stopped and
+    `Superseded` once another attempt is current.
     """
 
     def __init__(
