@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from funcpipe.errors import JobError
@@ -28,7 +30,8 @@ def train(
     job: a `Job`, or where one is: ``path/to/job.py`` or ``package.module:attr``.
     on_event: called with every event of the run, as `funcpipe.report.events` lists them.
     options: the fields of `funcpipe.driver.options.RunOptions`, such as ``stages=2``,
-    ``replicas=(2,)``, ``micro_batch_size=8``, ``store="auto"``, ``run_dir=Path("out")``.
+    ``replicas=(2,)``, ``micro_batch_size=8``, ``store="auto"``, ``run_dir="out"``; ``plan`` may
+    be a `Plan` or the path of one.
 
     Raises `FuncpipeError` for whatever ended the run; nothing of it is running by then.
     """
@@ -39,7 +42,11 @@ def train(
         )
     from funcpipe.driver.options import RunOptions
     from funcpipe.driver.run import execute
+    from funcpipe.partitioner.plan import Plan
 
+    plan = options.get("plan")
+    if isinstance(plan, str | os.PathLike):
+        options["plan"] = Plan.load(Path(plan))
     chosen = RunOptions.of(options)
     return execute(_loaded(job), chosen, listener=on_event)
 
