@@ -206,7 +206,8 @@ def _explain(error: BaseException, run: _Run, *, trace: bool) -> int:
 
         _show(read_summary(run.folder / "summary.json"), as_json=True)
     if stopped:
-        _say(f"stopped: {str(error) or 'interrupted'}")
+        text = str(error) or "interrupted"
+        _say(text if text.startswith("stopped") else f"stopped: {text}")
     elif isinstance(error, FuncpipeError):
         _say(f"error: {error}")
     else:
