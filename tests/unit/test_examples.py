@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
@@ -128,3 +129,29 @@ def test_the_character_model_never_looks_ahead() -> None:
         one, other = model(codes), model(changed)
     assert torch.equal(one[:, :10], other[:, :10])
     assert not torch.equal(one[:, 10:], other[:, 10:])
+
+
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    [
+        ("digits", {"stages": 2, "replicas": (2, 1), "micro_batch_size": 32}),
+        ("charlm", {"stages": 2, "micro_batch_size": 8, "schedule": "1f1b"}),
+    ],
+)
+def test_two_steps_on_functions_equal_plain_pytorch(
+    tmp_path: Path, name: str, plan: dict[str, Any]
+) -> None:
+    # Given an example, cut short
+    path = str(EXAMPLES / name / "job.py")
+    # When it is trained by functions, over a directory, and by plain PyTorch
+    summary = fp.train(path, steps=2, store=str(tmp_path / "s"), run_dir=tmp_path / "run", **plan)
+    plain = fp.reference(path, plan["micro_batch_size"], steps=2)
+    # Then losses and weights are the same, but for float32's rounding
+    assert (summary.status, summary.steps) == ("done", 2)
+    assert summary.losses == pytest.approx(plain.losses, rel=1e-5)
+    assert summary.metrics.keys() == plain.metrics.keys() > {"loss"}
+    trained = load_file(tmp_path / "run" / "model.safetensors")
+    model = load(name).job.model()
+    model.load_state_dict(trained)
+    for key, tensor in plain.state_dict.items():
+        torch.testing.assert_close(trained[key], tensor, rtol=1e-3, atol=1e-5)
