@@ -359,7 +359,7 @@ _GROUPS: dict[str, dict[str, dict[str, Any]]] = {
                   "s3://bucket/prefix (default: auto)"},
         "endpoint": {"metavar": "URL", "help": "with s3://: the server, such as "
                      "http://127.0.0.1:9000; without it Amazon's. Credentials come from AWS_* "
-                     "variables or a profile"},
+                     "variables"},
         "region": {"metavar": "R", "help": "with s3://: the bucket's region"},
         "threads": {"type": _count, "metavar": "N", "help": "threads of the numerical libraries "
                     "in each function; results have the same bits only for the same number "
