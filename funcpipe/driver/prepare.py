@@ -161,6 +161,7 @@ def store_model(job: Job, chain: Chain, store: ObjectStore, run: Run) -> dict[st
     for layer in chain.layers:
         data, entry = pack_layer(layer)
         store.put(run.layer(layer.index), data)
+        del data  # or the next layer's bytes come beside this one's
         entries.append(entry)
     manifest = make_manifest(job, chain, entries)
     store.put(run.manifest(), json.dumps(manifest).encode())

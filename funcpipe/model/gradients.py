@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,9 @@ class FlatGradients:
     replica touched has no gradient, as in plain PyTorch, where an optimiser then skips it.
 
     From `zero` to the optimiser's step, nothing else may set ``parameter.grad``.
+
+    A new one is as after `zero`. Its buffers take memory from the first gradient on: a stage that
+    only evaluates has none.
     """
 
     def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
@@ -46,7 +50,7 @@ class FlatGradients:
         self._places: list[list[_Place]] = []
         for (dtype, device), members in groups.items():
             num_elements = sum(parameter.numel() for _, parameter in members)
-            buffer = torch.zeros(num_elements + len(members), dtype=dtype, device=device)
+            buffer = _zeros(num_elements + len(members), dtype, device)
             self._buffers.append(buffer)
             self._flags.append(buffer[num_elements:])
             self._places.append(list(_places(buffer, num_elements, members)))
@@ -55,7 +59,7 @@ class FlatGradients:
             for place in places:
                 register: Any = place.parameter.register_post_accumulate_grad_hook
                 register(self._hook(place))
-        self.zero()
+                place.parameter.grad = place.view
 
     @property
     def buffers(self) -> list[Tensor]:
@@ -92,6 +96,14 @@ class FlatGradients:
                 place.flag.fill_(1)
 
         return accumulated
+
+
+def _zeros(num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Like `torch.zeros`, which however writes them: pages from the kernel are zero unwritten."""
+    if device.type != "cpu":
+        return torch.zeros(num_elements, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, num_elements * dtype.itemsize)
+    return torch.frombuffer(pages, dtype=dtype)
 
 
 def _places(

@@ -215,11 +215,12 @@ def _safetensors(blocks: list[tuple[str, Tensor]]) -> bytearray:
     header += b" " * (-(8 + len(header)) % ALIGNMENT)
     start = 8 + len(header)
     data = bytearray(start + offset)
-    data[:start] = len(header).to_bytes(8, "little") + header
+    view = memoryview(data)  # a bytearray copies what is assigned to its slices
+    view[:start] = len(header).to_bytes(8, "little") + header
     for _, tensor in ordered:
         if tensor.nbytes:
             flat: Any = tensor.reshape(-1).view(torch.uint8).numpy()
-            data[start : start + tensor.nbytes] = memoryview(flat)
+            view[start : start + tensor.nbytes] = memoryview(flat)
         start += tensor.nbytes
     return data
 

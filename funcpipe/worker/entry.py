@@ -38,7 +38,7 @@ from funcpipe.worker.machine import (
     TaskDone,
     WorkerMachine,
 )
-from funcpipe.worker.memory import peak_bytes, resident_bytes
+from funcpipe.worker.memory import base_bytes, peak_bytes
 from funcpipe.worker.runner import Runner
 from funcpipe.worker.tasks import Tasks
 from funcpipe.worker.timeline import Timeline
@@ -73,7 +73,7 @@ class FunctionWorker:
         self._spec = invocation.spec
         self._store = store
         self._folder = folder
-        self._base_bytes = resident_bytes()
+        self._base_bytes = base_bytes()
         self._timeline = Timeline()
         self._passes: dict[int, Pass] = {}
         self._tasks: Tasks | None = None
