@@ -101,7 +101,12 @@ def run_stage(spec: RunSpec, num_layers: int, stage: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    url, endpoint, num_layers, part = sys.argv[1], sys.argv[2] or None, int(sys.argv[3]), sys.argv[4]
+    url, endpoint, num_layers, part = (
+        sys.argv[1],
+        sys.argv[2] or None,
+        int(sys.argv[3]),
+        sys.argv[4],
+    )
     spec = make_spec(url, endpoint, num_layers)
     if part == "store":
         print(json.dumps(store_all(spec, num_layers)))
