@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from funcpipe.job import Job
 from funcpipe.model import rng
-from funcpipe.model.chain import Chain
+from funcpipe.model.chain import Chain, class_name
 from funcpipe.model.losses import scalar_loss
 from funcpipe.model.values import tensors_in
 
@@ -23,26 +25,32 @@ def weigh_layers(job: Job, chain: Chain, inputs: Any, target: Any) -> list[float
     """Relative cost of each layer, from its floating-point operations on a micro-batch.
 
     The same model and input shapes give the same weights on every machine, which measured
-    seconds would not. Runs in evaluation mode without gradients; random states and training
-    modes are left as they were. Raises what the model raises, with the layer in its notes.
+    seconds would not. Runs copies of the layers, one at a time, in evaluation mode without
+    gradients: layers may count their calls or keep results, and `chain` is yet to be stored as it
+    was built. Random states are left as they were too. Raises what the model raises, with the
+    layer in its notes.
     """
     weights = []
-    modes = [(m, m.training) for layer in chain.layers for m in layer.module.modules()]
     with rng.preserved(), torch.no_grad():
         value = inputs
         for layer in chain.layers:
-            layer.module.eval()
+            module = _to_try(layer.module)
             counter = FlopCounterMode(display=False)
             try:
                 with counter:
-                    value = layer.module(value)
+                    value = module(value)
             except Exception as error:
-                kind = type(layer.module).__name__
-                error.add_note(f"in layer {layer.index} ({layer.name}: {kind})")
+                error.add_note(f"in layer {layer.index} ({layer.name}: {class_name(module)})")
                 raise
             elements = sum(tensor.numel() for tensor in tensors_in(value))
             weights.append(counter.get_total_flops() + FLOPS_PER_ELEMENT * elements)
         scalar_loss(job, value, target)
-    for module, mode in modes:
-        module.training = mode
     return weights
+
+
+def _to_try(module: nn.Module) -> nn.Module:
+    """A copy in evaluation mode, or if it cannot be copied, itself."""
+    try:
+        return copy.deepcopy(module).eval()
+    except Exception:  # noqa: BLE001 - what a user's module holds may refuse in any way
+        return module.eval()

@@ -9,6 +9,7 @@ from torch import nn
 from funcpipe.errors import JobError, ModelError
 from funcpipe.model.gradients import FlatGradients
 from funcpipe.model.optimizer import make_optimizer
+from funcpipe.worker.memory import resident_bytes
 from tests.unit.model.support import make_job
 
 
@@ -46,6 +47,17 @@ def test_gradients_accumulate_in_the_buffer_and_flags_follow_them() -> None:
     assert [int(buffer.count_nonzero()) for buffer in gradients.buffers] == [0, 0]
     assert c.grad is not None
     assert gradients.buffers[0] is single
+
+
+def test_nothing_takes_memory_before_there_are_gradients() -> None:
+    # given gradients of 200 MB, for a parameter that itself is one element
+    weight = nn.Parameter(torch.ones(1).expand(50_000_000))
+    before = resident_bytes()
+    gradients = FlatGradients([("weight", weight)])
+    new = resident_bytes() - before
+    gradients.zero()
+    assert new < 20e6 < 180e6 < resident_bytes() - before
+    assert gradients.buffers[0].data_ptr() % 64 == 0
 
 
 def test_what_another_replica_touched_has_a_gradient_here() -> None:
