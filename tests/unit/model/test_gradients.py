@@ -56,7 +56,8 @@ def test_nothing_takes_memory_before_there_are_gradients() -> None:
     gradients = FlatGradients([("weight", weight)])
     new = resident_bytes() - before
     gradients.zero()
-    assert new < 20e6 < 180e6 < resident_bytes() - before
+    assert new < 20e6
+    assert resident_bytes() - before > 180e6
     assert gradients.buffers[0].data_ptr() % 64 == 0
 
 
