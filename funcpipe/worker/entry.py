@@ -19,10 +19,12 @@ from funcpipe.invocation import Invocation
 from funcpipe.job import Job
 from funcpipe.model.chain import state_of
 from funcpipe.passes import Pass, passes, program_of
+from funcpipe.schedule.action import Action
 from funcpipe.schedule.execute import Start
 from funcpipe.schedule.program import Program
 from funcpipe.store.meter import Metered
 from funcpipe.store.wait import Arrival, wait_for
+from funcpipe.worker.arrivals import Arrivals
 from funcpipe.worker.build import BuiltStage, build_stage, fetch_job
 from funcpipe.worker.lease import take_lease
 from funcpipe.worker.machine import (
@@ -75,6 +77,7 @@ class FunctionWorker:
         self._folder = folder
         self._base_bytes = resident_bytes()
         self._timeline = Timeline()
+        self._arrivals = Arrivals()
         self._passes: dict[int, Pass] = {}
         self._tasks: Tasks | None = None
         self._built: BuiltStage | None = None
@@ -149,8 +152,28 @@ class FunctionWorker:
             raise
         self._timeline.add(start, began, self._timeline.now(), cost)
 
-    def _fetch(self, key: str) -> Arrival:
-        return wait_for(self._store, key, deadline_s=self._spec.wait_s, between=self._watch)
+    def _fetch(self, key: str, one: Pass, action: Action) -> Arrival:
+        place = (one.trains, action)
+        delay_s, backoff = self._arrivals.plan(place)
+        arrival = wait_for(
+            self._store,
+            key,
+            deadline_s=self._spec.wait_s,
+            delay_s=delay_s,
+            backoff=backoff,
+            between=self._watch,
+            sleep=self._sleep,
+        )
+        self._arrivals.learn(place, arrival, delay_s=delay_s)
+        return arrival
+
+    def _sleep(self, seconds: float) -> None:
+        """Sleep, but never long without a look at the control object."""
+        while seconds > self._spec.watch_s:
+            time.sleep(self._spec.watch_s)
+            seconds -= self._spec.watch_s
+            self._watch()
+        time.sleep(seconds)
 
     def _export(self) -> None:
         """The trained weights, by the first replica, and what this function has to say."""

@@ -27,10 +27,11 @@ class Record:
     user_s: float
     transfer_s: float
     wait_s: float
+    misses: int
 
     def row(self) -> list[Any]:
         times = (self.start_s, self.end_s, self.user_s, self.transfer_s, self.wait_s)
-        return [self.pass_index, self.token, *(round(t, 6) for t in times)]
+        return [self.pass_index, self.token, *(round(t, 6) for t in times), self.misses]
 
 
 class Timeline:
@@ -55,6 +56,7 @@ class Timeline:
             cost.user_s,
             cost.transfer_s,
             cost.wait_s,
+            cost.misses,
         )
         with self._lock:
             self._records.append(record)
