@@ -50,7 +50,7 @@ class Ran:
 
     @staticmethod
     def of(row: Sequence[Any]) -> Ran:
-        """From a row of a worker's timeline: pass, token, start, end, user, transfer, wait, misses."""
+        """From a row of a worker's timeline, as `funcpipe.worker.timeline.Record` writes it."""
         pass_index, token, start_s, end_s, user_s, transfer_s, wait_s, misses = row
         return Ran(
             pass_index=pass_index,

@@ -18,7 +18,10 @@ KEPT = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Seconds since the timeline began; user, transfer and wait lie between start and end."""
+    """Seconds since the timeline began; user, transfer and wait lie between start and end.
+
+    misses: looks in vain for the object that was waited for.
+    """
 
     pass_index: int
     token: str
@@ -30,6 +33,7 @@ class Record:
     misses: int
 
     def row(self) -> list[Any]:
+        """Pass, token, start, end, user, transfer, wait, misses; for JSON, in microseconds' grain."""
         times = (self.start_s, self.end_s, self.user_s, self.transfer_s, self.wait_s)
         return [self.pass_index, self.token, *(round(t, 6) for t in times), self.misses]
 
