@@ -36,6 +36,7 @@ Tell = Callable[[str, Mapping[str, Any]], None]
 """Takes an event's name and its fields."""
 
 LEAST_POLL_S, MOST_POLL_S = 0.03, 0.5
+FIRST_POLL_S = 0.25  # until the first report: functions take seconds to start, looks cost requests
 FAULT_POLL_S = 1.0
 
 
@@ -60,7 +61,7 @@ class Loop:
         self._interrupted = interrupted
         self._places: dict[str, Place] = {}
         self._next_report = dict.fromkeys(machine.reporters, 0)
-        self._poll_s = LEAST_POLL_S
+        self._poll_s = FIRST_POLL_S
         self._reported_at = 0.0
         self._fault_due = time.monotonic() + FAULT_POLL_S
 

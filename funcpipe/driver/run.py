@@ -20,6 +20,7 @@ from funcpipe.driver.machine import DriverMachine
 from funcpipe.driver.options import RunOptions
 from funcpipe.driver.outcome import Outcome, summarise
 from funcpipe.driver.prepare import prepare, upload
+from funcpipe.driver.timelines import write_timelines
 from funcpipe.emulator.host import LocalHost
 from funcpipe.emulator.server import KINDS, start_server
 from funcpipe.errors import FuncpipeError, JobError, Stopped, StoreError
@@ -167,6 +168,7 @@ def _run(outcome: Outcome, folder: Path, clock: _Clock, tell: Tell) -> None:
         )
         with clock.phase("training"), signals.left_to_the_loop():
             loop.run(_invocations(spec))
+        write_timelines(folder / "timeline.json", spec, machine.results)
         with clock.phase("export"):
             outcome.model_path = export_model(
                 store,

@@ -19,10 +19,12 @@ from funcpipe.invocation import Invocation
 from funcpipe.job import Job
 from funcpipe.model.chain import state_of
 from funcpipe.passes import Pass, passes, program_of
+from funcpipe.schedule.action import Action
 from funcpipe.schedule.execute import Start
 from funcpipe.schedule.program import Program
 from funcpipe.store.meter import Metered
 from funcpipe.store.wait import Arrival, wait_for
+from funcpipe.worker.arrivals import Arrivals
 from funcpipe.worker.build import BuiltStage, build_stage, fetch_job
 from funcpipe.worker.lease import take_lease
 from funcpipe.worker.machine import (
@@ -73,8 +75,9 @@ class FunctionWorker:
         self._spec = invocation.spec
         self._store = store
         self._folder = folder
-        self._base_bytes = base_bytes()
+        self._base_bytes = 0
         self._timeline = Timeline()
+        self._arrivals = Arrivals()
         self._passes: dict[int, Pass] = {}
         self._tasks: Tasks | None = None
         self._built: BuiltStage | None = None
@@ -122,6 +125,7 @@ class FunctionWorker:
         take_lease(self._store, key, place.token, if_absent=self._spec.if_absent, sleep=time.sleep)
 
     def _build(self) -> Iterator[Program]:
+        self._base_bytes = base_bytes()
         self._folder.mkdir()
         job = fetch_job(self._spec, self._store, self._folder)
         self._built = build_stage(self._invocation, job, self._store, roots=(self._folder,))
@@ -149,8 +153,35 @@ class FunctionWorker:
             raise
         self._timeline.add(start, began, self._timeline.now(), cost)
 
-    def _fetch(self, key: str) -> Arrival:
-        return wait_for(self._store, key, deadline_s=self._spec.wait_s, between=self._watch)
+    def _fetch(self, key: str, one: Pass, action: Action) -> Arrival:
+        place = (one.trains, action)
+        delay_s, backoff = self._arrivals.plan(place)
+        began, absent_s = time.monotonic(), None
+
+        def missed() -> None:
+            nonlocal absent_s
+            absent_s = time.monotonic() - began
+            self._watch()
+
+        arrival = wait_for(
+            self._store,
+            key,
+            deadline_s=self._spec.wait_s,
+            delay_s=delay_s,
+            backoff=backoff,
+            between=missed,
+            sleep=self._sleep,
+        )
+        self._arrivals.learn(place, delay_s=delay_s, absent_s=absent_s)
+        return arrival
+
+    def _sleep(self, seconds: float) -> None:
+        """Sleep, but never long without a look at the control object."""
+        while seconds > self._spec.watch_s:
+            time.sleep(self._spec.watch_s)
+            seconds -= self._spec.watch_s
+            self._watch()
+        time.sleep(seconds)
 
     def _export(self) -> None:
         """The trained weights, by the first replica, and what this function has to say."""

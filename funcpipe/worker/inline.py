@@ -16,6 +16,7 @@ from funcpipe.errors import FuncpipeError, ObjectMissing
 from funcpipe.invocation import Invocation, RunSpec
 from funcpipe.job import Job
 from funcpipe.passes import Pass, passes, program_of
+from funcpipe.schedule.action import Action
 from funcpipe.schedule.execute import Executor, Start
 from funcpipe.store.base import ObjectStore
 from funcpipe.store.wait import Arrival
@@ -89,7 +90,7 @@ def _worker(
         for one in stream
     ]
 
-    def fetch(key: str) -> Arrival:
+    def fetch(key: str, _one: Pass, _action: Action) -> Arrival:
         return Arrival(store.get(key), 0.0, 0.0, 0)
 
     return InlineWorker(place, built, Executor(programs), Tasks(place, built, store, fetch), [])

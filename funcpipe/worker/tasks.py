@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Cost", "Fetch", "Tasks", "key_of"]
 
-Fetch = Callable[[str], Arrival]
-"""Waits for an object and returns it."""
+Fetch = Callable[[str, Pass, Action], Arrival]
+"""Waits for the object of that key, which the action of the pass receives."""
 
 
 @dataclass
@@ -40,12 +40,13 @@ class Cost:
     """Where the seconds of one action went; what is left of its duration is funcpipe's own.
 
     user_s: the user's model, loss, data and optimiser. transfer_s: bytes on their way.
-    wait_s: until a peer's object appeared.
+    wait_s: until a peer's object appeared, in which it was looked for `misses` times in vain.
     """
 
     user_s: float = 0.0
     transfer_s: float = 0.0
     wait_s: float = 0.0
+    misses: int = 0
 
     @contextmanager
     def user(self) -> Iterator[None]:
@@ -120,8 +121,9 @@ class Tasks:
         if message is None:
             raise FuncpipeError(f"{action} receives nothing")
         key = key_of(self._attempt, one, message)
-        arrival = self._fetch(key)
+        arrival = self._fetch(key, one, action)
         cost.wait_s += arrival.waited_s
+        cost.misses += arrival.misses
         cost.transfer_s += arrival.transfer_s
         opened = wire.decode(arrival.data)
         self._check(one, message, opened.meta)
@@ -243,10 +245,12 @@ class Tasks:
         place = self._invocation
         key = self._attempt.report(place.stage, place.replica, self._reports)
         self._reports += 1
-        self._store.put(key, json.dumps({"entries": entries}).encode())
+        with cost.transfer():
+            self._store.put(key, json.dumps({"entries": entries}).encode())
 
     def _delete(self, one: Pass, action: Action, cost: Cost) -> None:
-        self._store.delete(self._read.pop(one.index, []))
+        with cost.transfer():
+            self._store.delete(self._read.pop(one.index, []))
 
 
 _DO: dict[Kind, Callable[[Tasks, Pass, Action, Cost], None]] = {

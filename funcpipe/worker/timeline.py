@@ -18,7 +18,10 @@ KEPT = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Seconds since the timeline began; user, transfer and wait lie between start and end."""
+    """Seconds since the timeline began; user, transfer and wait lie between start and end.
+
+    misses: looks in vain for the object that was waited for.
+    """
 
     pass_index: int
     token: str
@@ -27,10 +30,12 @@ class Record:
     user_s: float
     transfer_s: float
     wait_s: float
+    misses: int
 
     def row(self) -> list[Any]:
+        """Pass, token, start, end, user, transfer, wait, misses; for JSON, to the microsecond."""
         times = (self.start_s, self.end_s, self.user_s, self.transfer_s, self.wait_s)
-        return [self.pass_index, self.token, *(round(t, 6) for t in times)]
+        return [self.pass_index, self.token, *(round(t, 6) for t in times), self.misses]
 
 
 class Timeline:
@@ -55,6 +60,7 @@ class Timeline:
             cost.user_s,
             cost.transfer_s,
             cost.wait_s,
+            cost.misses,
         )
         with self._lock:
             self._records.append(record)

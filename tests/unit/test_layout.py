@@ -40,7 +40,7 @@ ARROWS: dict[str, str] = {
     "worker": "bundle control invocation job keys model partitioner.plan passes schedule store "
     "sync usercode wire",
     "functions": "worker",
-    "report": "",
+    "report": "schedule",
     "deploy": "bundle driver.host keys partitioner store",
     "emulator": "driver.host keys partitioner store",
     "driver": "bundle control deploy emulator invocation job keys locate model partitioner "

@@ -1,0 +1,43 @@
+"""The workers' timelines as a file of the run folder, with what is needed to understand them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from funcpipe.invocation import RunSpec
+
+__all__ = ["write_timelines"]
+
+FORMAT = 1
+
+
+def write_timelines(
+    path: Path, spec: RunSpec, results: Mapping[tuple[int, int], Mapping[str, Any]]
+) -> None:
+    """`results`: those that the functions left, by stage and replica.
+
+    `shape` and `run` give each worker's programs: `funcpipe.passes.passes`, `program_of`.
+    `began_at` is in seconds since 1970; rows are those of `funcpipe.worker.timeline.Record`.
+    """
+    workers = [
+        {
+            "stage": stage,
+            "replica": replica,
+            "began_at": result["began_at"],
+            "rows": result["timeline"],
+        }
+        for (stage, replica), result in sorted(results.items())
+    ]
+    run = {
+        "num_train": spec.num_train,
+        "num_eval": spec.num_eval,
+        "num_steps": spec.num_steps,
+        "micro_batch_size": spec.plan.micro_batch_size,
+        "report_every": spec.report_every,
+    }
+    content = {"format": FORMAT, "shape": asdict(spec.shape), "run": run, "workers": workers}
+    path.write_text(json.dumps(content, separators=(",", ":")), encoding="utf-8")
