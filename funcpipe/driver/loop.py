@@ -10,16 +10,15 @@ from typing import Any
 
 from funcpipe.control import publish
 from funcpipe.driver.host import Exit, FunctionHost
+from funcpipe.driver.lost import Exited, Place
 from funcpipe.driver.machine import (
     Announce,
     DriverMachine,
     Event,
-    Exited,
     FaultSeen,
     Finish,
     Instruction,
     Interrupted,
-    Place,
     ReadFault,
     ReadResult,
     ReportSeen,
@@ -40,7 +39,10 @@ FAULT_POLL_S = 1.0
 
 
 class Loop:
-    """Starts the functions of a run and stays until it is over."""
+    """Starts the functions of a run and stays until it is over.
+
+    trouble: asked now and then, without a request; a store in trouble may not answer any.
+    """
 
     def __init__(
         self,
@@ -51,6 +53,7 @@ class Loop:
         store: ObjectStore,
         tell: Tell,
         interrupted: threading.Event,
+        trouble: Callable[[], StoreError | None] = lambda: None,
     ) -> None:
         self._spec = spec
         self._machine = machine
@@ -58,6 +61,7 @@ class Loop:
         self._store = store
         self._tell = tell
         self._interrupted = interrupted
+        self._trouble = trouble
         self._places: dict[str, Place] = {}
         self._next_report = dict.fromkeys(machine.reporters, 0)
         self._poll_s = LEAST_POLL_S
@@ -92,6 +96,8 @@ class Loop:
             self._ended(ended)
         if time.monotonic() >= self._fault_due:
             self._fault_due = time.monotonic() + FAULT_POLL_S
+            if (trouble := self._trouble()) is not None:
+                raise trouble
             self._handle(FaultSeen(self._read(self._spec.keys.fault())))
         return busy
 

@@ -1,4 +1,4 @@
-"""One driver that stays, for all tests of a module: nobody but the run itself cleans up after it."""
+"""One driver that stays, for all tests of a module: a run has to clean up after itself."""
 
 from __future__ import annotations
 

@@ -1,18 +1,17 @@
-"""What the tests of faults share: small jobs that go wrong, drivers, and what a run leaves behind."""
+"""What these tests share: small jobs that go wrong, drivers, and what a run leaves behind."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -103,19 +102,19 @@ def data():
 {top}
 job = fp.Job(
     model=model, loss=loss, optimizer=lambda p: Optimizer(p, lr=0.1), train_data=data,
-    batch_size=4, epochs=3, seed=0,
+    batch_size=4, epochs={epochs}, seed=0,
 )
 """
 LAYERS = "Watched(4, 8), nn.ReLU(), nn.Linear(8, 8), Marked(), Watched(8, 3),"
 SLOTS = ("watched", "handed", "stepped", "lost", "loaded", "sized", "top")
 
 
-def write_job(folder: Path, *, layers: str = LAYERS, **lines: str) -> Path:
+def write_job(folder: Path, *, layers: str = LAYERS, epochs: int = 3, **lines: str) -> Path:
     """A job file with `lines` put in its places: `SLOTS`. ``# here`` marks the guilty line."""
     unknown = set(lines) - set(SLOTS)
     if unknown:
         raise ValueError(f"no such places in the job: {unknown}")
-    texts = {name: "pass" for name in SLOTS} | {"layers": layers}
+    texts = dict.fromkeys(SLOTS, "pass") | {"layers": layers, "epochs": str(epochs)}
     for name, text in lines.items():
         place = re.search(rf"^( *)\{{{name}\}}", JOB, re.MULTILINE)
         indent = place[1] if place else ""
@@ -279,9 +278,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def files_in(folder: Path) -> list[str]:
-    return sorted(
-        str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()
-    )
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
 
 
 def eventually(condition: Callable[[], bool], *, within_s: float = WITHIN_S) -> bool:

@@ -101,7 +101,9 @@ REFUSED = {
         words=r"unknown platform 'mainframe'; known: local",
     ),
     "unknown option": Wrong(
-        options={"stage": 2}, error="PlanError", words=r"unknown option 'stage'; did you mean 'stages'"
+        options={"stage": 2},
+        error="PlanError",
+        words=r"unknown option 'stage'; did you mean 'stages'",
     ),
     "unknown schedule": Wrong(
         options={"schedule": "fifo"}, error="PlanError", words=r"'fifo'.*gpipe"
@@ -110,9 +112,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("wrong", REFUSED.values(), ids=REFUSED.keys())
-def test_refused_before_anything_is_started(
-    wrong: Wrong, driver: Driver, tmp_path: Path
-) -> None:
+def test_refused_before_anything_is_started(wrong: Wrong, driver: Driver, tmp_path: Path) -> None:
     job = write_job(tmp_path, **wrong.job)
 
     ended = driver.train(tmp_path, job, **wrong.options)
