@@ -39,10 +39,7 @@ FAULT_POLL_S = 1.0
 
 
 class Loop:
-    """Starts the functions of a run and stays until it is over.
-
-    trouble: asked now and then, without a request; a store in trouble may not answer any.
-    """
+    """Starts the functions of a run and stays until it is over."""
 
     def __init__(
         self,
@@ -53,7 +50,6 @@ class Loop:
         store: ObjectStore,
         tell: Tell,
         interrupted: threading.Event,
-        trouble: Callable[[], StoreError | None] = lambda: None,
     ) -> None:
         self._spec = spec
         self._machine = machine
@@ -61,7 +57,6 @@ class Loop:
         self._store = store
         self._tell = tell
         self._interrupted = interrupted
-        self._trouble = trouble
         self._places: dict[str, Place] = {}
         self._next_report = dict.fromkeys(machine.reporters, 0)
         self._poll_s = LEAST_POLL_S
@@ -96,8 +91,6 @@ class Loop:
             self._ended(ended)
         if time.monotonic() >= self._fault_due:
             self._fault_due = time.monotonic() + FAULT_POLL_S
-            if (trouble := self._trouble()) is not None:
-                raise trouble
             self._handle(FaultSeen(self._read(self._spec.keys.fault())))
         return busy
 

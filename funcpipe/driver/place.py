@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from funcpipe.driver.options import RunOptions
 from funcpipe.emulator.server import KINDS, RunningServer, start_server
@@ -23,6 +25,7 @@ class Place:
     spec: StoreSpec
     kind: str
     server: RunningServer | None = None
+    watch: ServerWatch | None = None
 
     @property
     def own(self) -> bool:
@@ -40,21 +43,53 @@ class Place:
             return {}
         return {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
 
-    def trouble(self) -> StoreError | None:
-        """Why no more requests can succeed, if that can be seen without making one."""
-        return None if self.server is None else self.server.trouble()
-
     def explain(self, error: FuncpipeError) -> FuncpipeError:
         """`error`, or what the server's own state says about it, at the same place.
 
         Local servers answer a full disk with a plain 500, or not at all.
         """
-        if self.server is None or not isinstance(error, StoreError | FunctionLost):
+        if self.watch is None or not isinstance(error, StoreError | FunctionLost):
             return error
-        trouble = self.server.trouble(failing=isinstance(error, StoreError))
+        trouble = self.watch.trouble(failing=isinstance(error, StoreError))
         if trouble is None:
             return error
         return trouble.at(stage=error.stage, replica=error.replica, step=error.step)
+
+
+class ServerWatch:
+    """Looks after a server from a thread of its own, in the ``with`` block.
+
+    One that cannot go on may leave its clients waiting, ourselves among them: it is stopped, so
+    that they all hear so at once.
+    """
+
+    def __init__(self, server: RunningServer, *, every_s: float = 1.0) -> None:
+        self._server = server
+        self._every_s = every_s
+        self._found: StoreError | None = None
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="funcpipe-server", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def trouble(self, *, failing: bool) -> StoreError | None:
+        """What was found, or is found now; `failing` as in `RunningServer.trouble`."""
+        with self._lock:
+            self._found = self._found or self._server.trouble(failing=failing)
+            return self._found
+
+    def _run(self) -> None:
+        while not self._over.wait(self._every_s):
+            if self.trouble(failing=False) is not None:
+                self._server.stop()
+                return
 
 
 def open_place(options: RunOptions, stack: ExitStack) -> Place:
@@ -67,7 +102,8 @@ def open_place(options: RunOptions, stack: ExitStack) -> Place:
             )
         server = stack.enter_context(start_server(name))
         spec = StoreSpec(url=server.url, endpoint=server.endpoint, region=server.region)
-        return Place(spec=spec, kind=server.kind, server=server)
+        watch = stack.enter_context(ServerWatch(server))
+        return Place(spec=spec, kind=server.kind, server=server, watch=watch)
     if name.startswith("memory:"):
         raise StoreError("the memory store is for one process; functions cannot reach it")
     kind = "s3" if name.startswith("s3://") else "directory"

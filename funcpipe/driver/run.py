@@ -152,7 +152,6 @@ def _run(outcome: Outcome, folder: Path, clock: _Clock, tell: Tell, signals: Sig
                 store=store,
                 tell=tell,
                 interrupted=signals.interrupted,
-                trouble=place.trouble,
             )
             with clock.phase("training"), signals.left_to_the_loop():
                 loop.run(_invocations(spec))
@@ -173,9 +172,9 @@ def _run(outcome: Outcome, folder: Path, clock: _Clock, tell: Tell, signals: Sig
 def _fill(outcome: Outcome, place: Place, store: Metered, stack: ExitStack, tell: Tell) -> RunSpec:
     """Put into the store what functions begin with."""
     root = f"runs/{outcome.run_id}"
+    capabilities = probe(store, root)
     if not place.own:
         stack.callback(_sweep, store, root, tell)
-    capabilities = probe(store, root)
     outcome.if_absent = capabilities.if_absent
     tell("store_ready", {"store": place.kind, "if_absent": capabilities.if_absent})
 

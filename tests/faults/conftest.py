@@ -6,11 +6,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from .harness import Driver
+pytest.register_assert_rewrite(f"{__package__}.harness")
+
+from .harness import Driver  # noqa: E402
 
 
 @pytest.fixture(scope="module")
-def driver() -> Iterator[Driver]:
-    made = Driver()
+def drivers() -> Iterator[list[Driver]]:
+    made: list[Driver] = []
     yield made
-    made.close()
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def driver(drivers: list[Driver]) -> Driver:
+    if not drivers or drivers[-1].broken:
+        drivers.append(Driver())
+    return drivers[-1]

@@ -7,6 +7,7 @@ standard input is a request, each line of standard output an event or, last, the
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -27,6 +28,7 @@ def say(line: Mapping[str, Any]) -> None:
 
 def outcome_of(request: Mapping[str, Any]) -> dict[str, Any]:
     """What `fp.train` did; a traceback only of what is no `FuncpipeError`."""
+    os.environ |= request["environment"]
     os.environ["TMPDIR"] = tempfile.tempdir = request["tmp"]
     os.chdir(request["cwd"])
     before = threads_and_files()
@@ -56,6 +58,7 @@ def threads_and_files() -> tuple[set[str], set[str]]:
 
 def kept(before: tuple[set[str], set[str]]) -> list[str]:
     """Threads and open files that the run has left in this process."""
+    gc.collect()  # of the SDK's clients, which refer to themselves
     threads, files = threads_and_files()
     return sorted(threads - before[0]) + sorted(files - before[1])
 

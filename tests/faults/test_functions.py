@@ -239,7 +239,7 @@ def test_one_that_is_started_twice_runs_once(if_absent: bool, tmp_path: Path) ->
     expected = reference(loaded.job, 2, steps=4).state_dict
     path = export_model(store, spec.run, num_layers=5, path=tmp_path / "model.safetensors")
     trained = load_file(path)
-    assert list(trained) == list(expected)
+    assert set(trained) == set(expected)
     assert all(torch.equal(trained[name], expected[name]) for name in expected)
     assert processes_of(tmp_path) == []
 
