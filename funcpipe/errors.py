@@ -34,6 +34,7 @@ an error raised inside a function reaches the user with its kind, its place and 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -64,9 +65,12 @@ __all__ = [
     "UserCodeError",
     "WaitTimeout",
     "describe",
+    "from_log",
     "revive",
+    "to_log",
 ]
 
+_LOG_MARK = "funcpipe error: "
 _PLACE_FIELDS = ("stage", "replica", "step", "micro_batch", "where")
 
 
@@ -233,6 +237,22 @@ def describe(error: BaseException) -> dict[str, Any]:
         "message": error.message,
         **{name: value for name, value in known.items() if value is not None},
     }
+
+
+def to_log(error: BaseException) -> str:
+    """One line for a function's log, for when the error cannot go anywhere else."""
+    return _LOG_MARK + json.dumps(describe(error))
+
+
+def from_log(text: str) -> FuncpipeError | None:
+    """The error of the last such line in `text`, or None."""
+    for line in reversed(text.splitlines()):
+        if line.startswith(_LOG_MARK):
+            try:
+                return revive(json.loads(line.removeprefix(_LOG_MARK)))
+            except ValueError:
+                return None
+    return None
 
 
 def revive(data: Mapping[str, Any]) -> FuncpipeError:

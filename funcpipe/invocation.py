@@ -71,7 +71,7 @@ class RunSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Invocation:
-    """One function's place in the run. `token` tells its own lease from a duplicate's."""
+    """One function's place in the run. `token` tells this invocation from others of its place."""
 
     spec: RunSpec
     stage: int

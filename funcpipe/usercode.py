@@ -84,18 +84,19 @@ def text_of(exc: BaseException) -> str:
 def user_code(what: str, *, roots: Sequence[Path], origin: Path | None = None) -> Iterator[None]:
     """Run the user's code in the ``with`` block; `what` names it, as in "the loss".
 
-    Any `Exception` becomes what `explain` makes of it, chained; `FuncpipeError`s pass through.
+    Any `Exception` becomes what `explain` makes of it, chained, and so does ``sys.exit()``, which
+    would end a thread without a word; `FuncpipeError`s pass through.
     """
     try:
         yield
     except FuncpipeError:
         raise
-    except Exception as exc:
+    except (Exception, SystemExit) as exc:
         raise explain(exc, what, roots=roots, origin=origin) from exc
 
 
 def explain(
-    exc: Exception,
+    exc: BaseException,
     what: str,
     *,
     roots: Sequence[Path],
@@ -124,7 +125,7 @@ def explain(
     return kind(f"{what} raised {text_of(exc)}", where=where)
 
 
-def _is_out_of_memory(exc: Exception) -> bool:
+def _is_out_of_memory(exc: BaseException) -> bool:
     if isinstance(exc, MemoryError) or type(exc).__name__ == "OutOfMemoryError":
         return True
     # torch has no class of its own for a failed allocation on the CPU.

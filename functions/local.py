@@ -7,6 +7,7 @@ open as long as the driver lives: when it ends, so does this process, at once.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import os
 import signal
@@ -74,6 +75,8 @@ def main() -> int:
         target=_end_with_driver, args=(pipe,), name="driver-watch", daemon=True
     ).start()
     signal.signal(signal.SIGTERM, _on_term)
+    os.environ["FUNCPIPE_FUNCTION"] = "1"
+    faulthandler.enable(all_threads=False)  # a crash of user code: on which line
     for variable in _THREAD_VARIABLES:
         os.environ.setdefault(variable, "1")
     from funcpipe.worker.entry import main as work

@@ -6,8 +6,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 
+from funcpipe.errors import FuncpipeError
 from funcpipe.keys import Run
 from funcpipe.store.base import ObjectStore
 
@@ -26,6 +28,8 @@ def export_model(store: ObjectStore, run: Run, *, num_layers: int, path: Path) -
     try:
         save_file(state, partial, metadata={"format": "pt"})
         os.replace(partial, path)
+    except (OSError, SafetensorError) as error:
+        raise FuncpipeError(f"cannot write the trained model to {path}: {error}") from error
     finally:
         partial.unlink(missing_ok=True)
     return path

@@ -10,16 +10,15 @@ from typing import Any
 
 from funcpipe.control import publish
 from funcpipe.driver.host import Exit, FunctionHost
+from funcpipe.driver.lost import Exited, Place
 from funcpipe.driver.machine import (
     Announce,
     DriverMachine,
     Event,
-    Exited,
     FaultSeen,
     Finish,
     Instruction,
     Interrupted,
-    Place,
     ReadFault,
     ReadResult,
     ReportSeen,

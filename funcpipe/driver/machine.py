@@ -11,18 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from funcpipe.driver.lost import Exited, Place, lost
 from funcpipe.errors import FuncpipeError, FunctionLost, Stopped, revive
 
 __all__ = [
     "Announce",
     "DriverMachine",
     "Event",
-    "Exited",
     "FaultSeen",
     "Finish",
     "Instruction",
     "Interrupted",
-    "Place",
     "ReadFault",
     "ReadResult",
     "ReportSeen",
@@ -30,19 +29,6 @@ __all__ = [
     "StopAll",
     "combine",
 ]
-
-Place: TypeAlias = tuple[int, int]
-"""Stage and replica."""
-
-
-@dataclass(frozen=True)
-class Exited:
-    """A function ended; `reason` as in `funcpipe.driver.host.Exit`."""
-
-    place: Place
-    reason: str
-    code: int | None
-    log_tail: str = ""
 
 
 @dataclass(frozen=True)
@@ -158,12 +144,18 @@ class DriverMachine:
     def _fault(self, event: FaultSeen) -> list[Instruction]:
         if event.data is not None:
             return self._fail(revive(event.data))
-        return [] if event.exited is None else self._fail(_lost(event.exited))
+        if event.exited is None:
+            return []
+        progress = f"{len(self.losses)} of {self._num_steps} steps"
+        return self._fail(lost(event.exited, progress=progress))
 
     def _result(self, place: Place, result: Mapping[str, Any] | None) -> list[Instruction]:
         if result is None:
-            lost = "ended without a result: another invocation may have taken its place"
-            return self._fail(FunctionLost(lost, stage=place[0], replica=place[1]))
+            message = (
+                "the function ended without a result: either the job's code ended the process, or "
+                "another invocation took its place"
+            )
+            return self._fail(FunctionLost(message, stage=place[0], replica=place[1]))
         self.results[place] = result
         fields = {"stage": place[0], "replica": place[1], "peak_bytes": result["peak_bytes"]}
         told: list[Instruction] = [Announce("function_ended", fields)]
@@ -211,13 +203,3 @@ def combine(rows: list[Mapping[str, Any]], *, mean: bool) -> dict[str, float]:
 
 def _ratio(total: float, weight: float) -> float:
     return total / weight if weight else math.nan
-
-
-def _lost(exited: Exited) -> FunctionLost:
-    stage, replica = exited.place
-    tail = f"; its last words:\n{exited.log_tail}" if exited.log_tail.strip() else ""
-    return FunctionLost(
-        f"the function {exited.reason} (exit code {exited.code}) without saying why{tail}",
-        stage=stage,
-        replica=replica,
-    )

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -19,34 +16,28 @@ from funcpipe.driver.loop import Loop, Tell
 from funcpipe.driver.machine import DriverMachine
 from funcpipe.driver.options import RunOptions
 from funcpipe.driver.outcome import Outcome, summarise
-from funcpipe.driver.prepare import prepare, upload
+from funcpipe.driver.place import Place, known_secrets, open_place
+from funcpipe.driver.prepare import Prepared, prepare, upload
+from funcpipe.driver.signals import Signals
 from funcpipe.driver.timelines import write_timelines
 from funcpipe.emulator.host import LocalHost
-from funcpipe.emulator.server import KINDS, start_server
 from funcpipe.errors import FuncpipeError, JobError, Stopped, StoreError
 from funcpipe.invocation import Invocation, RunSpec
 from funcpipe.locate import LoadedJob
 from funcpipe.report.events import EventLog
 from funcpipe.report.summary import Summary, write_summary
-from funcpipe.store.credentials import Credentials
 from funcpipe.store.meter import Metered
-from funcpipe.store.open import StoreSpec
 from funcpipe.store.probe import probe
 
 __all__ = ["execute"]
 
+_IGNORES_CONDITIONS = (
+    "this store IGNORES conditional writes: a function that is started twice is told apart by "
+    "waiting instead, which is weaker, and two drivers on one run would not notice each other"
+)
+
 Listener = Callable[[Mapping[str, Any]], None]
 """Takes one event, as it is written to the run folder."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Place:
-    """Where a run keeps its objects, and what functions need to get there."""
-
-    spec: StoreSpec
-    kind: str
-    credentials: Credentials | None = None
-    own: bool = False
 
 
 @dataclass
@@ -76,106 +67,142 @@ def execute(loaded: LoadedJob, options: RunOptions, *, listener: Listener | None
     Wrong jobs, plans and models are refused before a folder is made or a server started.
     """
     clock = _Clock()
-    with clock.phase("setup"):
-        prepared = prepare(loaded, options)
-    run_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
-    folder = _make_folder(options.run_dir or Path("runs") / run_id)
-    log = EventLog(folder / "events.jsonl", secrets=_secrets())
+    with Signals() as signals:
+        with clock.phase("setup"), signals.breaking_in():
+            prepared = prepare(loaded, options)
+        run_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+        folder = _make_folder(options.run_dir or Path("runs") / run_id)
+        outcome = Outcome(
+            run_id=run_id,
+            job=loaded.ref,
+            epochs=loaded.job.epochs,
+            prepared=prepared,
+            options=options,
+        )
+        return _recorded(outcome, folder, clock, signals, listener)
+
+
+def _recorded(
+    outcome: Outcome, folder: Path, clock: _Clock, signals: Signals, listener: Listener | None
+) -> Summary:
+    """Run it, and write down in `folder` what happens and how it ended, whatever that is."""
+    prepared, options = outcome.prepared, outcome.options
+    log = _open_log(folder)
 
     def tell(kind: str, fields: Mapping[str, Any]) -> None:
         entry = {"kind": kind, "t": round(clock.elapsed(), 3), **fields}
-        log.append(entry)
+        try:
+            log.append(entry)
+        except OSError as error:
+            raise FuncpipeError(f"cannot write {log.path}: {error.strerror}") from error
         if listener is not None:
             listener(entry)
 
-    outcome = Outcome(
-        run_id=run_id,
-        job=loaded.ref,
-        epochs=loaded.job.epochs,
-        prepared=prepared,
-        options=options,
-    )
+    cause: BaseException | None = None
     try:
         prepared.plan.save(folder / "plan.json")
-        started = {"run_id": run_id, "job": loaded.ref, "folder": str(folder)}
+        started = {"run_id": outcome.run_id, "job": outcome.job, "folder": str(folder)}
         tell("run_started", started | {"platform": options.platform, "store": options.store})
         tell("plan", {"plan": prepared.plan.to_dict(), "steps": prepared.num_steps})
-        _run(outcome, folder, clock, tell)
-    except BaseException as error:
-        outcome.error = _as_ours(error)
-        raise outcome.error from error
-    finally:
-        clock.phases["total"] = clock.elapsed()
-        summary = summarise(outcome, clock.phases)
-        write_summary(summary, folder / "summary.json", secrets=_secrets())
+        _run(outcome, folder, clock, tell, signals)
+    except BaseException as error:  # noqa: BLE001 - raised again below, as ours
+        cause, outcome.error = error, _as_ours(error)
+    clock.phases["total"] = clock.elapsed()
+    summary = summarise(outcome, clock.phases)
+    try:
+        write_summary(summary, folder / "summary.json", secrets=known_secrets())
         tell("run_ended", {"status": summary.status})
+    except (OSError, FuncpipeError) as error:
+        # What ended the run comes before what cannot be written about it.
+        cause, outcome.error = cause or error, outcome.error or _as_ours(error)
+    finally:
         log.close()
+    if outcome.error is not None:
+        raise outcome.error from (None if cause is outcome.error else cause)
     return summary
 
 
-def _run(outcome: Outcome, folder: Path, clock: _Clock, tell: Tell) -> None:
-    """Everything between an empty store and an exported model."""
+def _run(outcome: Outcome, folder: Path, clock: _Clock, tell: Tell, signals: Signals) -> None:
+    """Everything between an empty store and an exported model.
+
+    On leaving, whatever was taken is given back, and no signal breaks into that.
+    """
     prepared, options = outcome.prepared, outcome.options
-    root = f"runs/{outcome.run_id}"
-    with ExitStack() as stack:
-        signals = stack.enter_context(_Signals())
+    with ExitStack() as stack, signals.breaking_in():
         with clock.phase("setup"):
-            place = _open_place(options, stack)
+            place = open_place(options, stack)
             outcome.store_kind = place.kind
             store = Metered(place.spec.open(credentials=place.credentials))
             stack.callback(store.close)
-            capabilities = probe(store, root)
-            outcome.if_absent = capabilities.if_absent
-            tell("store_ready", {"store": place.kind, "if_absent": capabilities.if_absent})
-            _warn(outcome, tell)
-            if not place.own:
-                stack.callback(_sweep, store, root, tell)
-
-            def note(text: str) -> None:
-                outcome.notes.append(text)
-                tell("note", {"text": text, "level": "warning"})
-
-            spec = upload(
-                prepared,
-                store,
-                root=root,
-                spec=place.spec,
-                if_absent=capabilities.if_absent,
-                report_every=options.report_every,
-                note=note,
+            outcome.usage = store.counts
+        try:
+            with clock.phase("setup"):
+                spec = _fill(outcome, place, store, stack, tell)
+            host = LocalHost(
+                log_folder=folder / "logs",
+                environment=place.function_environment,
+                credentials=place.credentials,
+                threads=options.threads,
             )
-        host = LocalHost(
-            log_folder=folder / "logs",
-            environment={} if place.own else _aws_environment(),
-            credentials=place.credentials,
-            threads=options.threads,
-        )
-        stack.callback(host.close)
-        machine = DriverMachine(
-            prepared.plan.degrees,
-            num_steps=prepared.num_steps,
-            mean_loss=prepared.loaded.job.loss_reduction == "mean",
-        )
-        outcome.machine = machine
-        outcome.usage = store.counts
-        loop = Loop(
-            spec=spec,
-            machine=machine,
-            host=host,
-            store=store,
-            tell=tell,
-            interrupted=signals.interrupted,
-        )
-        with clock.phase("training"), signals.left_to_the_loop():
-            loop.run(_invocations(spec))
-        write_timelines(folder / "timeline.json", spec, machine.results)
-        with clock.phase("export"):
-            outcome.model_path = export_model(
-                store,
-                spec.run,
-                num_layers=prepared.plan.num_layers,
-                path=folder / "model.safetensors",
+            stack.callback(host.close)
+            machine = outcome.machine = _machine_for(prepared)
+            loop = Loop(
+                spec=spec,
+                machine=machine,
+                host=host,
+                store=store,
+                tell=tell,
+                interrupted=signals.interrupted,
             )
+            with clock.phase("training"), signals.left_to_the_loop():
+                loop.run(_invocations(spec))
+            write_timelines(folder / "timeline.json", spec, machine.results)
+            with clock.phase("export"):
+                outcome.model_path = export_model(
+                    store,
+                    spec.run,
+                    num_layers=prepared.plan.num_layers,
+                    path=folder / "model.safetensors",
+                )
+        except FuncpipeError as error:
+            explained = place.explain(error)
+            if explained is error:
+                raise
+            raise explained from error
+
+
+def _fill(outcome: Outcome, place: Place, store: Metered, stack: ExitStack, tell: Tell) -> RunSpec:
+    """Put into the store what functions begin with."""
+    root = f"runs/{outcome.run_id}"
+    capabilities = probe(store, root)
+    if not place.own:
+        stack.callback(_sweep, store, root, tell)
+    outcome.if_absent = capabilities.if_absent
+    tell("store_ready", {"store": place.kind, "if_absent": capabilities.if_absent})
+
+    def note(text: str) -> None:
+        outcome.notes.append(text)
+        tell("note", {"text": text, "level": "warning"})
+
+    if not capabilities.if_absent:
+        note(_IGNORES_CONDITIONS)
+    return upload(
+        outcome.prepared,
+        store,
+        root=root,
+        spec=place.spec,
+        if_absent=capabilities.if_absent,
+        report_every=outcome.options.report_every,
+        note=note,
+    )
+
+
+def _machine_for(prepared: Prepared) -> DriverMachine:
+    return DriverMachine(
+        prepared.plan.degrees,
+        num_steps=prepared.num_steps,
+        mean_loss=prepared.loaded.job.loss_reduction == "mean",
+    )
 
 
 def _invocations(spec: RunSpec) -> list[Invocation]:
@@ -183,50 +210,6 @@ def _invocations(spec: RunSpec) -> list[Invocation]:
         Invocation(spec=spec, stage=stage, replica=replica, token=secrets.token_hex(16))
         for stage, replica in spec.shape.workers()
     ]
-
-
-def _open_place(options: RunOptions, stack: ExitStack) -> _Place:
-    """The store that the user named; a server is started, and stopped with the run."""
-    name = options.store
-    if name == "auto" or name in KINDS:
-        if options.endpoint or options.region:
-            raise StoreError(
-                f"--endpoint and --region belong to an S3 URL; the store {name!r} is started here"
-            )
-        server = stack.enter_context(start_server(name))
-        spec = StoreSpec(url=server.url, endpoint=server.endpoint, region="us-east-1")
-        return _Place(spec=spec, kind=server.kind, credentials=server.credentials, own=True)
-    kind = "s3" if name.startswith("s3://") else "directory"
-    if name.startswith("memory:"):
-        raise StoreError("the memory store is for one process; functions cannot reach it")
-    if kind == "directory" and "://" not in name:
-        name = str(Path(name).absolute())
-    return _Place(
-        spec=StoreSpec(url=name, endpoint=options.endpoint, region=options.region), kind=kind
-    )
-
-
-def _aws_environment() -> dict[str, str]:
-    """What the AWS chain of the user's shell says; functions see nothing else of it."""
-    return {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-
-
-def _secrets() -> list[str]:
-    """What must never be written down, should an error text of somebody else's contain it."""
-    names = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
-    return [os.environ[name] for name in names if os.environ.get(name)]
-
-
-def _warn(outcome: Outcome, tell: Tell) -> None:
-    if outcome.if_absent:
-        return
-    text = (
-        "this store IGNORES conditional writes: a function that is started twice is told apart "
-        "by waiting instead, which is weaker, and two drivers on one run would not notice each "
-        "other"
-    )
-    outcome.notes.append(text)
-    tell("note", {"text": text, "level": "warning"})
 
 
 def _sweep(store: Metered, root: str, tell: Tell) -> None:
@@ -238,10 +221,26 @@ def _sweep(store: Metered, root: str, tell: Tell) -> None:
 
 
 def _make_folder(folder: Path) -> Path:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise JobError(f"the run folder {folder} is not empty; name a new one with --run-dir")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise JobError(f"the run folder {folder} is not empty; name a new one with --run-dir")
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _no_folder(folder, error) from error
     return folder
+
+
+def _open_log(folder: Path) -> EventLog:
+    try:
+        return EventLog(folder / "events.jsonl", secrets=known_secrets())
+    except OSError as error:
+        raise _no_folder(folder, error) from error
+
+
+def _no_folder(folder: Path, error: OSError) -> JobError:
+    return JobError(
+        f"cannot write into the run folder {folder}: {error.strerror}; name another with --run-dir"
+    )
 
 
 def _as_ours(error: BaseException) -> FuncpipeError:
@@ -252,40 +251,3 @@ def _as_ours(error: BaseException) -> FuncpipeError:
     if isinstance(error, OSError):
         return FuncpipeError(f"{error.strerror or error}: {error.filename or 'no file named'}")
     return FuncpipeError(f"unexpected {type(error).__name__}: {error}")
-
-
-class _Signals:
-    """SIGINT and SIGTERM end the run in order, whatever it is doing.
-
-    In the loop they set `interrupted`, and the loop ends the run; elsewhere (`breakable`) they
-    break into it with `Stopped`, once: giving everything back is not to be interrupted.
-    """
-
-    def __init__(self) -> None:
-        self.interrupted = threading.Event()
-        self.breakable = True
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> _Signals:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._receive)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _receive(self, number: int, _: object) -> None:
-        first = not self.interrupted.is_set()
-        self.interrupted.set()
-        if first and self.breakable:
-            raise Stopped(f"stopped by {signal.Signals(number).name}")
-
-    @contextmanager
-    def left_to_the_loop(self) -> Iterator[None]:
-        self.breakable = False
-        try:
-            yield
-        finally:
-            self.breakable = True

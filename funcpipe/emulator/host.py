@@ -78,7 +78,6 @@ class LocalHost:
         self._environment = {
             **base_environment(),
             **dict.fromkeys(_THREAD_VARIABLES, str(threads)),
-            "PYTHONFAULTHANDLER": "1",
             # A machine of a cloud would otherwise offer its own credentials, after a long wait.
             "AWS_EC2_METADATA_DISABLED": "true",
             **(environment or {}),
@@ -118,10 +117,6 @@ class LocalHost:
         readable = re.sub(r"[^A-Za-z0-9._-]", "-", name)[:80] or "function"
         function_id = f"{readable}.{secrets.token_hex(4)}"
         function = self._starter.submit(self._launch, function_id, name).result()
-        with self._lock:
-            self._functions[function_id] = function
-        self._guarded.tell(f"watch {function.process.pid}")
-        self._pump.add(function)
         function.send(payload)
         return function_id
 
@@ -142,7 +137,13 @@ class LocalHost:
         except OSError as error:
             raise PlatformError(f"function {name} could not be started: {error}") from error
         log = BoundedLog(self._log_folder / f"{function_id}.log", limit_bytes=_LOG_LIMIT_BYTES)
-        return _Function(id=function_id, name=name, process=process, folder=folder, log=log)
+        function = _Function(id=function_id, name=name, process=process, folder=folder, log=log)
+        # Here, on a thread that no signal breaks into.
+        self._guarded.tell(f"watch {process.pid}")
+        with self._lock:
+            self._pump.add(function)
+            self._functions[function_id] = function
+        return function
 
     def exits(self) -> list[Exit]:
         with self._lock:
@@ -181,8 +182,8 @@ class LocalHost:
         if self._closed:
             return
         self._closed = True
-        self.stop()
         self._starter.shutdown()
+        self.stop()
         self._pump.close()
         self._guarded.stop()
 
@@ -218,8 +219,8 @@ class _Function:
         try:
             while data:
                 data = data[self.stdin.write(data) :]
-        except BrokenPipeError:
-            return  # it has ended already: `exits` will tell how
+        except (BrokenPipeError, ValueError):
+            return  # it has ended, or been stopped, already: `exits` tells how
 
     def has_ended(self) -> bool:
         """Whether the process has ended; it is not reaped, so its group's number stays its own."""
@@ -251,7 +252,8 @@ class _Function:
                     return True
                 if not data:
                     return False
-                self.log.write(data)
+                with contextlib.suppress(OSError):  # a full disk: the function must not block
+                    self.log.write(data)
             return False
 
     def finish(self) -> Exit:

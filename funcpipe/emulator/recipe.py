@@ -45,3 +45,5 @@ class Kind:
     `ports.PAIR_OFFSET` above X."""
     open_doors: tuple[OpenDoor, ...]
     recipe: Callable[[str, Mapping[str, int], Credentials], Recipe]
+    least_free_bytes: int = 16 << 20
+    """With less space than that on its disk the server may refuse to write."""

@@ -131,4 +131,5 @@ SEAWEEDFS = Kind(
     roles=tuple(role for component in _COMPONENTS for role in (component, component + "+")),
     open_doors=_OPEN_DOORS,
     recipe=_recipe,
+    least_free_bytes=_VOLUME_MB << 20,
 )

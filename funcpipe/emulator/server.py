@@ -23,7 +23,7 @@ from funcpipe.emulator.minio import MINIO
 from funcpipe.emulator.ports import PAIR_OFFSET, all_free, free_ports
 from funcpipe.emulator.recipe import Kind, OpenDoor
 from funcpipe.emulator.seaweedfs import SEAWEEDFS
-from funcpipe.errors import ServerError
+from funcpipe.errors import ServerError, StoreError, StoreFull, StoreUnavailable
 
 __all__ = ["KINDS", "OPEN_DOORS", "RunningServer", "start_server"]
 
@@ -35,6 +35,7 @@ REGION = "us-east-1"
 _MINIO_VARIABLE = "FUNCPIPE_MINIO"
 _ATTEMPTS = 3
 _LOW_SPACE_BYTES = 16 << 20
+_LOG_LINES = 10
 _PROBE_KEY = "funcpipe-ready"
 _BUCKET_IS_OURS = {"BucketAlreadyOwnedByYou", "BucketAlreadyExists"}
 
@@ -90,19 +91,24 @@ class RunningServer:
         except FileNotFoundError:
             return 0
 
-    def trouble(self) -> str | None:
-        """Why the server may be failing its clients, as far as can be seen from outside.
+    def trouble(self, *, failing: bool = False) -> StoreError | None:
+        """Why the server must be failing its clients, as far as can be seen from outside.
 
-        These servers answer a full disk with a plain 500, so whoever sees such an error asks here.
+        These servers answer a full disk with a plain 500, or not at all, so whoever sees such an
+        error asks here. `failing`: it is known to fail, so that less than it takes to be sure is
+        enough for an explanation: some refuse to write long before the disk is full.
         """
         if not self._guarded.alive() or not self.folder.exists():
-            return f"the {self.kind} server has been stopped"
+            return StoreUnavailable(f"the {self.kind} server has been stopped")
         if (code := self.ended()) is not None:
-            return f"the {self.kind} server ended with code {code}: {self.log_tail()}"
-        if (free := self.free_bytes()) < _LOW_SPACE_BYTES:
-            return (
-                f"the disk that holds the {self.kind} server's data is full: {free >> 20} MB free "
-                f"at {self.folder}"
+            lines = self.log_tail().splitlines()[-_LOG_LINES:]
+            said = "; the end of its log:\n" + "\n".join(lines) if lines else ""
+            return StoreUnavailable(f"the {self.kind} server ended by itself (code {code}){said}")
+        least = KINDS[self.kind].least_free_bytes if failing else _LOW_SPACE_BYTES
+        if (free := self.free_bytes()) < least:
+            return StoreFull(
+                f"no space left for the {self.kind} server: {free >> 20} MB free at {self.folder}; "
+                "free some space there, or put the temporary folder (TMPDIR) on a larger disk"
             )
         return None
 

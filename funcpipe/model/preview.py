@@ -1,4 +1,4 @@
-"""One sample through the whole model: finds what does not fit, and weighs the layers."""
+"""A few samples through the whole model: finds what does not fit, and weighs the layers."""
 
 from __future__ import annotations
 

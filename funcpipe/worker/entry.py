@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ import torch
 from safetensors.torch import save
 
 from funcpipe.control import Watch
-from funcpipe.errors import FuncpipeError, Stopped, StoreError, describe
+from funcpipe.errors import FuncpipeError, Stopped, StoreError, describe, to_log
 from funcpipe.invocation import Invocation
 from funcpipe.job import Job
 from funcpipe.model.chain import state_of
@@ -117,12 +118,14 @@ class FunctionWorker:
         try:
             self._store.put(self._spec.keys.fault(), data, if_absent=True)
         except StoreError as failure:
-            print(f"could not store the error ({failure})", flush=True)
+            print(f"could not store the error ({failure})", to_log(error), sep="\n", flush=True)
 
     def _take_lease(self) -> None:
         place = self._invocation
         key = self._spec.keys.lease(place.stage, place.replica, place.segment)
-        take_lease(self._store, key, place.token, if_absent=self._spec.if_absent, sleep=time.sleep)
+        # A duplicate delivery carries the same token; what tells the two apart is made here.
+        token = f"{place.token} {secrets.token_hex(16)}"
+        take_lease(self._store, key, token, if_absent=self._spec.if_absent, sleep=time.sleep)
 
     def _build(self) -> Iterator[Program]:
         self._base_bytes = base_bytes()

@@ -77,7 +77,7 @@ class Runner:
             return Failed(error)
         except MemoryError as error:
             return Failed(OutOfMemory(f"out of memory: {error}"))
-        except Exception as error:  # noqa: BLE001 - the last line of defence; nothing is lost
+        except BaseException as error:  # noqa: BLE001 - a lane that ends unseen would hang the run
             unexpected = FuncpipeError(f"unexpected {type(error).__name__}: {error}")
             unexpected.__cause__ = error
             return Failed(unexpected)

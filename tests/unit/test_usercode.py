@@ -120,11 +120,17 @@ def test_errors_of_funcpipe_pass_through(tmp_path: Path, user: ModuleType, error
     assert raised.value is error
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(2), GeneratorExit()])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), GeneratorExit()])
 def test_what_ends_a_process_passes_through(tmp_path: Path, user: ModuleType, error: Any) -> None:
     with pytest.raises(type(error)) as raised, user_code("the loss", roots=[tmp_path]):
         user.fail(error)
     assert raised.value is error
+
+
+def test_leaving_python_is_an_error_as_any_other(tmp_path: Path, user: ModuleType) -> None:
+    with pytest.raises(UserCodeError) as raised, user_code("the loss", roots=[tmp_path]):
+        user.fail(SystemExit(2))
+    assert raised.value.message == "the loss raised SystemExit: 2"
 
 
 @pytest.mark.parametrize(

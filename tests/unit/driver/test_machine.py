@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from funcpipe.driver.lost import Exited
 from funcpipe.driver.machine import (
     Announce,
     DriverMachine,
-    Exited,
     FaultSeen,
     Finish,
     Interrupted,
@@ -87,7 +87,7 @@ def test_a_function_that_vanishes_is_named_with_its_last_words() -> None:
     machine = DriverMachine((1, 1), num_steps=1)
     machine.handle(FaultSeen(None, Exited((1, 0), "killed", -9, "Killed by the kernel")))
     assert isinstance(machine.error, FunctionLost)
-    assert "killed (exit code -9)" in str(machine.error)
+    assert "killed by SIGKILL, perhaps because the machine ran out of memory" in str(machine.error)
     assert "Killed by the kernel" in str(machine.error)
 
 

@@ -1,0 +1,77 @@
+"""What can be said about a function that ended without saying anything itself."""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from funcpipe.errors import FuncpipeError, FunctionLost, from_log
+from funcpipe.usercode import is_installed
+
+__all__ = ["Exited", "Place", "lost"]
+
+Place: TypeAlias = tuple[int, int]
+"""Stage and replica."""
+
+_LAST_LINES = 10
+# What Python's faulthandler prints when a signal such as SIGSEGV ends the process.
+_CRASH = re.compile(r"^Fatal Python error: ", re.MULTILINE)
+_FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A function ended; `reason` as in `funcpipe.driver.host.Exit`."""
+
+    place: Place
+    reason: str
+    code: int | None
+    log_tail: str = ""
+
+
+def lost(exited: Exited, *, progress: str) -> FuncpipeError:
+    """Its own error if its log holds one, else `FunctionLost` with its last words.
+
+    progress: how far the run had come, such as "2 of 12 steps".
+    """
+    stage, replica = exited.place
+    if (told := from_log(exited.log_tail)) is not None:
+        return told.at(stage=stage, replica=replica)
+    printed, where = _split_crash(exited.log_tail)
+    words = "\n".join(printed.strip().splitlines()[-_LAST_LINES:])
+    tail = f"; its last words:\n{words}" if words else ""
+    return FunctionLost(
+        f"the function {_ending(exited)} without saying why, after {progress}{tail}",
+        stage=stage,
+        replica=replica,
+        where=where,
+    )
+
+
+def _ending(exited: Exited) -> str:
+    if exited.code is None:
+        return exited.reason
+    if exited.code >= 0:
+        return f"{exited.reason} (exit code {exited.code})"
+    try:
+        name = signal.Signals(-exited.code).name
+    except ValueError:
+        name = f"signal {-exited.code}"
+    hint = ", perhaps because the machine ran out of memory," if name == "SIGKILL" else ""
+    return f"was killed by {name}{hint}" if hint else f"crashed by {name}"
+
+
+def _split_crash(log: str) -> tuple[str, str | None]:
+    """What was printed before a crash, and the user's line that it happened on."""
+    crash = _CRASH.search(log)
+    if crash is None:
+        return log, None
+    for frame in _FRAME.finditer(log, crash.start()):
+        file = frame["file"]
+        if "/funcpipe/" not in file and not file.startswith("<") and not is_installed(file):
+            return log[: crash.start()], (
+                f"{file.rpartition('/bundle/')[2]}:{frame['line']} in {frame['name']}"
+            )
+    return log[: crash.start()], None
