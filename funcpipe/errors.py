@@ -78,8 +78,9 @@ class FuncpipeError(Exception):
     """Root of the tree.
 
     `message` is one readable text: what was found, what was expected, what to do. The keyword
-    fields say where in the run it happened, as far as it is known; `where` is the user's own
-    line as ``file:line in function: source``.
+    fields say where in the run it happened, as far as it is known: stages, replicas and
+    micro-batches are numbered from 0, steps counted from 1 as the progress display does. `where`
+    is the user's own line as ``file:line in function: source``.
     """
 
     def __init__(

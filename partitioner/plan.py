@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -138,10 +138,12 @@ def _build(kind: type[_Kind], data: object) -> _Kind:
     known = {field.name for field in fields(kind)}
     if unknown := sorted(set(map(str, data)) - known):
         raise PlanError(f"{name}: unknown field {unknown[0]!r}; known: {', '.join(sorted(known))}")
-    try:
-        return kind(**data)
-    except TypeError as error:
-        raise PlanError(f"{name}: {error}") from error
+    needed = {field.name for field in fields(kind) if field.default is MISSING}
+    if missing := sorted(needed - set(data)):
+        raise PlanError(
+            f"{name}: the field {missing[0]!r} is missing; known: {', '.join(sorted(known))}"
+        )
+    return kind(**data)
 
 
 def balanced_cuts(weights: Sequence[float], num_stages: int) -> list[int]:

@@ -8,12 +8,14 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from funcpipe.errors import PlanError, PlatformError
+from funcpipe.errors import PlanError, PlatformError, StoreError
 from funcpipe.partitioner.plan import Plan
 
 __all__ = ["PLATFORMS", "RunOptions"]
 
 PLATFORMS = ("local",)
+SERVERS = ("auto", "minio", "seaweedfs", "juicefs")
+"""Stores that are started for the run; anything else is a place that already exists."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +67,7 @@ class RunOptions:
             raise PlatformError(
                 f"unknown platform {self.platform!r}; known: {', '.join(PLATFORMS)}"
             )
+        _check_store(self.store, remote=bool(self.endpoint or self.region))
         counts = {
             "stages": self.stages,
             "micro_batch_size": self.micro_batch_size,
@@ -85,6 +88,20 @@ class RunOptions:
                 f"a plan was given, and {', '.join(chosen)} beside it: the plan says it all; "
                 "leave one of the two out"
             )
+
+
+def _check_store(store: str, *, remote: bool) -> None:
+    if remote and not store.startswith("s3://"):
+        raise StoreError(
+            f"--endpoint and --region belong to an S3 URL such as s3://bucket/prefix, not to the "
+            f"store {store!r}"
+        )
+    if store.startswith("memory:"):
+        raise StoreError("the memory store is for one process; functions cannot reach it")
+    if "://" in store and not store.startswith(("s3://", "file://")):
+        raise StoreError(
+            f"unknown store {store!r}; give {', '.join(SERVERS)}, a directory, or s3://bucket/prefix"
+        )
 
 
 _PLANNED = ("stages", "replicas", "micro_batch_size", "schedule", "in_flight", "sync")

@@ -9,13 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from funcpipe.driver.options import RunOptions
-from funcpipe.emulator.server import KINDS, RunningServer, start_server
+from funcpipe.driver.options import SERVERS, RunOptions
+from funcpipe.emulator.server import RunningServer, start_server
 from funcpipe.errors import FuncpipeError, FunctionLost, StoreError
 from funcpipe.store.credentials import Credentials
 from funcpipe.store.open import StoreSpec
 
 __all__ = ["Place", "known_secrets", "open_place"]
+
+
+_PROFILE_FILES = {
+    "AWS_CONFIG_FILE": "~/.aws/config",
+    "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +47,13 @@ class Place:
         """What the AWS chain of the user's shell says; functions see nothing else of it."""
         if self.own:
             return {}
-        return {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+        given = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+        # A function's home is its own folder, so it is told where the user's profiles are.
+        for name, default in _PROFILE_FILES.items():
+            path = Path(given.get(name, default)).expanduser().absolute()
+            if path.is_file():
+                given[name] = str(path)
+        return given
 
     def explain(self, error: FuncpipeError) -> FuncpipeError:
         """`error`, or what the server's own state says about it, at the same place.
@@ -95,17 +107,11 @@ class ServerWatch:
 def open_place(options: RunOptions, stack: ExitStack) -> Place:
     """The store that the user named; a server is started, and stopped with the `stack`."""
     name = options.store
-    if name == "auto" or name in KINDS:
-        if options.endpoint or options.region:
-            raise StoreError(
-                f"--endpoint and --region belong to an S3 URL; the store {name!r} is started here"
-            )
+    if name in SERVERS:
         server = stack.enter_context(start_server(name))
         spec = StoreSpec(url=server.url, endpoint=server.endpoint, region=server.region)
         watch = stack.enter_context(ServerWatch(server))
         return Place(spec=spec, kind=server.kind, server=server, watch=watch)
-    if name.startswith("memory:"):
-        raise StoreError("the memory store is for one process; functions cannot reach it")
     kind = "s3" if name.startswith("s3://") else "directory"
     if kind == "directory" and "://" not in name:
         name = str(Path(name).absolute())

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM end a run in order, whatever it is doing."""
+"""SIGINT, SIGTERM and SIGHUP end a run in order, whatever it is doing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ class Signals:
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is signal.SIG_IGN:
+                    continue  # as under nohup
                 self._previous[number] = signal.signal(number, self._receive)
         return self
 

@@ -61,14 +61,14 @@ def checked_loss(job: Job, output: Any, target: Any, *, step: int, micro_batch: 
         raise LossError(
             f"job.loss(output, target) is {value}. Lower the learning rate, or look for invalid "
             "inputs and targets in these samples",
-            step=step,
+            step=step + 1,  # as people count
             micro_batch=micro_batch,
         )
     if not loss.requires_grad:
         raise LossError(
             "job.loss(output, target) does not depend on any trainable parameter: all are frozen, "
             "or the loss or a layer detaches what it computes from them",
-            step=step,
+            step=step + 1,  # as people count
             micro_batch=micro_batch,
         )
     return loss

@@ -30,7 +30,7 @@ class FunctionSummary:
                 run beside compute, so they may add up to more)
     peak_bytes  most memory held; base_bytes of it before the model was loaded
     data_s, data_bytes  loading the data set: seconds, and growth of memory
-    start_s     from being asked for to its first instruction done
+    start_s     from its process's start until its stage was ready to run
     """
 
     stage: int

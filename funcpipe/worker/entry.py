@@ -7,6 +7,7 @@ import os
 import secrets
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from funcpipe.invocation import Invocation
 from funcpipe.job import Job
 from funcpipe.model.chain import state_of
 from funcpipe.passes import Pass, passes, program_of
-from funcpipe.schedule.action import Action
+from funcpipe.schedule.action import Action, Lane
 from funcpipe.schedule.execute import Start
 from funcpipe.schedule.program import Program
 from funcpipe.store.meter import Metered
@@ -41,7 +42,7 @@ from funcpipe.worker.machine import (
     TaskDone,
     WorkerMachine,
 )
-from funcpipe.worker.memory import base_bytes, peak_bytes
+from funcpipe.worker.memory import age_s, base_bytes, peak_bytes
 from funcpipe.worker.runner import Runner
 from funcpipe.worker.tasks import Tasks
 from funcpipe.worker.timeline import Timeline
@@ -56,12 +57,18 @@ def main(payload: Mapping[str, Any]) -> int:
 
     After a failure other threads may still be at work: the caller ends the process at once.
     """
-    invocation = Invocation.from_dict(payload)
-    with tempfile.TemporaryDirectory(prefix="funcpipe-") as folder:
+    try:
+        invocation = Invocation.from_dict(payload)
         store = Metered(invocation.spec.store.open())
+    except FuncpipeError as error:
+        # Without a store nobody can be told but whoever reads the log.
+        print(error, flush=True)
+        return 1
+    with tempfile.TemporaryDirectory(prefix="funcpipe-") as folder:
         worker = FunctionWorker(invocation, store, Path(folder) / "bundle")
         end = Runner(worker.machine, worker.do).run()
         if end.error is not None and end.tell:
+            traceback.print_exception(end.error)
             worker.tell(end.error)
         os.chdir("/")
         return 0 if end.error is None or isinstance(end.error, Stopped) else 1
@@ -77,6 +84,7 @@ class FunctionWorker:
         self._store = store
         self._folder = folder
         self._base_bytes = 0
+        self._imported_s = age_s()
         self._timeline = Timeline()
         self._arrivals = Arrivals()
         self._passes: dict[int, Pass] = {}
@@ -150,9 +158,11 @@ class FunctionWorker:
             raise FuncpipeError("a task came before the stage was built")
         began = self._timeline.now()
         try:
+            if start.action.lane is Lane.SERVICE:
+                self._watch()  # also a worker that never waits hears of a stop
             cost = tasks.run(one, start.action)
         except FuncpipeError as error:
-            error.at(step=one.step, micro_batch=_micro_batch(start))
+            error.at(step=one.step + 1, micro_batch=_micro_batch(start))
             raise
         self._timeline.add(start, began, self._timeline.now(), cost)
 
@@ -202,8 +212,8 @@ class FunctionWorker:
             "peak_bytes": peak_bytes(),
             "data_s": built.data.seconds,
             "data_bytes": built.data.resident,
-            "start_s": self._built_s,
-            "seconds": self._timeline.now(),
+            "start_s": self._imported_s + self._built_s,
+            "seconds": self._imported_s + self._timeline.now(),
             "compute_s": self._timeline.user_s,
             "transfer_s": self._timeline.transfer_s,
             "waiting_s": self._timeline.wait_s,

@@ -1,4 +1,4 @@
-"""Memory of this process as the kernel counts it. Linux only, like the functions themselves."""
+"""This process as the kernel counts it. Linux only, like the functions themselves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 import os
 from pathlib import Path
 
-__all__ = ["base_bytes", "peak_bytes", "resident_bytes"]
+__all__ = ["age_s", "base_bytes", "peak_bytes", "resident_bytes"]
 
 _STATUS = Path("/proc/self/status")
 
@@ -20,6 +20,13 @@ def base_bytes() -> int:
     """
     importlib.import_module("torch._dynamo")
     return resident_bytes()
+
+
+def age_s() -> float:
+    """Seconds since this process was started, to a hundredth."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return float(Path("/proc/uptime").read_text().split()[0]) - started_s
 
 
 def resident_bytes() -> int:

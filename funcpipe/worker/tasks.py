@@ -25,6 +25,7 @@ from funcpipe.store.wait import Arrival
 from funcpipe.sync.plan import part_bounds
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from funcpipe.worker.build import BuiltStage
@@ -175,8 +176,8 @@ class Tasks:
 
     def _parts(self, owner: int | None, value: Any) -> Sequence[tuple[Tensor, Tensor]]:
         own = self._own_parts(owner)
-        if not isinstance(value, tuple) or [p.shape for p in own] != [p.shape for p in value]:
-            raise TrainingError("a gradient chunk has another size than expected")
+        if not isinstance(value, tuple) or _forms(own) != _forms(value):
+            raise TrainingError("a gradient chunk has another size or dtype than expected")
         return list(zip(own, value, strict=True))
 
     # Compute lane.
@@ -262,6 +263,10 @@ _DO: dict[Kind, Callable[[Tasks, Pass, Action, Cost], None]] = {
     Kind.REPORT: Tasks._report,
     Kind.DEL: Tasks._delete,
 }
+
+
+def _forms(parts: Sequence[Tensor]) -> list[tuple[torch.Size, torch.dtype]]:
+    return [(part.shape, part.dtype) for part in parts]
 
 
 def _numbered(values: dict[int, Any]) -> list[list[Any]]:
