@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,13 @@ def summarise(outcome: Outcome, seconds: Mapping[str, float]) -> Summary:
     used = sum((Usage.from_dict(result["usage"]) for result in results.values()), Usage())
     driver = Usage() if outcome.usage is None else outcome.usage()
     status = _status(error)
+    environments = _environments(results.values())
+    notes = list(outcome.notes)
+    if len(environments) > 1:
+        notes.append(
+            f"the functions differ in what bits depend on, so the same run may give others next "
+            f"time: {environments}"
+        )
     return Summary(
         run_id=outcome.run_id,
         status=status,
@@ -53,7 +60,8 @@ def summarise(outcome: Outcome, seconds: Mapping[str, float]) -> Summary:
         platform=outcome.options.platform,
         store=outcome.store_kind,
         if_absent=outcome.if_absent,
-        notes=tuple(outcome.notes),
+        notes=tuple(notes),
+        environment=environments[0] if environments else {},
         steps=0 if machine is None else len(machine.losses),
         epochs=outcome.epochs,
         seconds=dict(seconds),
@@ -74,6 +82,16 @@ def _status(error: FuncpipeError | None) -> str:
     if error is None:
         return "done"
     return "stopped" if isinstance(error, Stopped) else "failed"
+
+
+def _environments(results: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The different settings that functions ran under, of those that results' bits depend on."""
+    found: list[dict[str, Any]] = []
+    for result in results:
+        one = {name: result[name] for name in ("threads", "capability", "torch")}
+        if one not in found:
+            found.append(one)
+    return found
 
 
 def _by_operation(usage: Usage) -> dict[str, int]:

@@ -59,6 +59,7 @@ class Summary:
     losses      of each step, in order
     requests    operation -> number, such as {"PUT": 96}; by kind: {"PUT act": 48}
     bytes       {"up": ..., "down": ...}
+    environment what the bits of a result depend on: threads, CPU capability, torch version
     """
 
     version: int = VERSION
@@ -80,6 +81,7 @@ class Summary:
     requests_by_kind: Mapping[str, int] = field(default_factory=dict)
     bytes: Mapping[str, int] = field(default_factory=dict)
     driver_requests: Mapping[str, int] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
     functions: tuple[FunctionSummary, ...] = ()
     model_path: str | None = None
 
