@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Self
 
 ROOT = Path(__file__).resolve().parents[2]
 HANG_S = 60.0
@@ -238,6 +238,57 @@ class Driver:
         self._reader.join()
         assert self._process.stdout is not None
         self._process.stdout.close()
+
+
+class Command:
+    """``funcpipe train`` in a session of its own, as in the foreground of a terminal."""
+
+    def __init__(self, folder: Path, job: Path, *options: str) -> None:
+        temporary, home = folder / "tmp", folder / "home"
+        temporary.mkdir(exist_ok=True)
+        self._events = folder / "run/events.jsonl"
+        command = [sys.executable, "-m", "funcpipe", "train", str(job), "--run-dir", "../run"]
+        self._process = subprocess.Popen(
+            [*command, *options],
+            env={**environment(), "TMPDIR": str(temporary)},
+            cwd=home,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def await_event(self, kind: str, **fields: Any) -> None:
+        """Return as soon as the run has told of such an event."""
+
+        def has_come() -> bool:
+            assert self._process.poll() is None, self._process.communicate()
+            lines = self._events.read_text().splitlines() if self._events.exists() else []
+            told = [json.loads(line) for line in lines]
+            wanted = {"kind": kind, **fields}
+            return any(wanted.items() <= event.items() for event in told)
+
+        assert eventually(has_come, within_s=HANG_S), f"no event {kind}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def interrupt(self, number: int) -> None:
+        """As a terminal does it: to the whole foreground."""
+        os.killpg(self._process.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def end(self) -> tuple[int, str, str]:
+        """Exit code, standard output and standard error; its end is waited for, but not long."""
+        out, err = self._process.communicate(timeout=HANG_S)
+        return self._process.returncode, out, err
 
 
 def processes(pid: int) -> str:
