@@ -25,8 +25,8 @@ from .harness import (
     eventually,
     files_in,
     processes_of,
-    write_job,
 )
+from .jobs import write_job
 
 FORTY_MEGABYTES = "nn.Linear(4, 1000), *[nn.Linear(1000, 1000) for _ in range(10)],"
 LARGE = f"{FORTY_MEGABYTES} nn.Linear(1000, 3),"
