@@ -71,6 +71,7 @@ __all__ = [
 ]
 
 _LOG_MARK = "funcpipe error: "
+_LOG_LETTERS = 500
 _PLACE_FIELDS = ("stage", "replica", "step", "micro_batch", "where")
 
 
@@ -241,8 +242,9 @@ def describe(error: BaseException) -> dict[str, Any]:
 
 
 def to_log(error: BaseException) -> str:
-    """One line for a function's log, for when the error cannot go anywhere else."""
-    return _LOG_MARK + json.dumps(describe(error))
+    """One line, and not a long one, for a function's log: the error cannot go anywhere else."""
+    told = describe(error)
+    return _LOG_MARK + json.dumps(told | {"message": told["message"][:_LOG_LETTERS]})
 
 
 def from_log(text: str) -> FuncpipeError | None:

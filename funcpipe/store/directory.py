@@ -42,8 +42,9 @@ _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 class DirectoryStore:
     """Object ``a/b`` is the file ``ROOT/a/b``.
 
-    It is written aside and published by one rename (or hard link, for `if_absent`), so that a
-    reader sees all of it or nothing, and a writer that is killed leaves nothing that is seen.
+    It is written without a name, where the file system can do that, else aside, and published by
+    one hard link or rename: a reader sees all of it or nothing. Of a writer that is killed nothing
+    is left, or something aside that nobody sees and that is removed after an hour.
     A key and a key below it (``k`` and ``k/x``) cannot both be held: `StoreError`.
     """
 
@@ -59,6 +60,7 @@ class DirectoryStore:
             ) from error
         except OSError as error:
             raise self._translated(error, "open", "") from error
+        self._nameless = _can_be_nameless(self._partial)
         self._sweep()
 
     def put(
@@ -68,8 +70,12 @@ class DirectoryStore:
         views = pieces(data)
         aside = self._partial / uuid.uuid4().hex
         try:
-            _write(aside, views, pace)
-            self._publish(aside, key, if_absent)
+            descriptor = self._open_draft(aside)
+            try:
+                _write(descriptor, views, pace)
+                self._publish(descriptor, aside, key, if_absent)
+            finally:
+                os.close(descriptor)
         except OSError as error:
             raise self._translated(error, "put", key) from error
         finally:
@@ -131,19 +137,30 @@ class DirectoryStore:
                 if key.startswith(prefix) and is_key(key):
                     yield key
 
-    def _publish(self, aside: Path, key: str, if_absent: bool) -> None:
+    def _open_draft(self, aside: Path) -> int:
+        """A file to write to: at `aside`, or better nowhere."""
+        if self._nameless:
+            return os.open(self._partial, os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o666)
+        return os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+    def _publish(self, descriptor: int, aside: Path, key: str, if_absent: bool) -> None:
         path = self._root / key
         for _ in range(_PUBLISH_TRIES):
             try:
-                if if_absent:
-                    os.link(aside, path)
+                if not self._nameless:
+                    (os.link if if_absent else os.replace)(aside, path)
+                elif if_absent or not path.exists():
+                    _link(descriptor, path)
                 else:
+                    _link(descriptor, aside)
                     os.replace(aside, path)
             except FileNotFoundError:
                 self._make_folder(path.parent)
             except FileExistsError:
                 if path.is_dir():
                     raise
+                if not if_absent:
+                    continue  # another writer was faster: it is to be replaced
                 raise ObjectExists(
                     f"object {key!r} is already in directory {str(self._root)!r}"
                 ) from None
@@ -197,19 +214,38 @@ class DirectoryStore:
         return StoreUnavailable(f"{place}; check the disk")
 
 
-def _write(path: Path, views: list[memoryview], pace: Pace | None) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+def _can_be_nameless(folder: Path) -> bool:
+    """Whether a file in `folder` can be written first and named when it is whole."""
+    name = folder / uuid.uuid4().hex
     try:
-        for view in views:
-            begin = 0
-            while begin < view.nbytes:
-                part = view[begin:] if pace is None else view[begin : begin + pace.chunk_bytes]
-                if pace is not None:
-                    pace(part.nbytes)
-                _write_all(descriptor, part)
-                begin += part.nbytes
+        descriptor = os.open(folder, os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o666)
+    except (OSError, AttributeError):
+        return False
+    try:
+        _link(descriptor, name)
+    except OSError:
+        return False
     finally:
         os.close(descriptor)
+        name.unlink(missing_ok=True)
+    return True
+
+
+def _link(descriptor: int, path: Path) -> None:
+    """Give an open file without a name that one; `FileExistsError` if it is taken."""
+    # The folder's descriptor is of no use beside an absolute path, but makes links be followed.
+    os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor, follow_symlinks=True)
+
+
+def _write(descriptor: int, views: list[memoryview], pace: Pace | None) -> None:
+    for view in views:
+        begin = 0
+        while begin < view.nbytes:
+            part = view[begin:] if pace is None else view[begin : begin + pace.chunk_bytes]
+            if pace is not None:
+                pace(part.nbytes)
+            _write_all(descriptor, part)
+            begin += part.nbytes
 
 
 def _write_all(descriptor: int, part: memoryview) -> None:

@@ -1,8 +1,6 @@
-"""A driver in a process of its own, for the tests in this folder to watch, interrupt and kill.
+"""A driver that stays and trains one job after the other, as a notebook would.
 
-``python driver.py`` stays and trains one job after the other, as a notebook would: each line of
-standard input is a request, each line of standard output an event or, last, the outcome.
-``python driver.py REQUEST`` trains one job and ends, as the command line does.
+Each line of standard input is a request, each line of standard output an event or the outcome.
 """
 
 from __future__ import annotations
@@ -64,12 +62,6 @@ def kept(before: tuple[set[str], set[str]]) -> list[str]:
 
 
 def main() -> int:
-    if len(sys.argv) > 1:
-        outcome = outcome_of(json.loads(sys.argv[1]))
-        if "status" in outcome:
-            return 0
-        print(outcome.get("text") or outcome["traceback"], file=sys.stderr, flush=True)
-        return 1
     say({"ready": True})
     for line in sys.stdin:
         say({"outcome": outcome_of(json.loads(line))})

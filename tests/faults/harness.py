@@ -1,4 +1,4 @@
-"""What these tests share: small jobs that go wrong, drivers, and what a run leaves behind."""
+"""What these tests share: drivers, and a look at what a run leaves behind."""
 
 from __future__ import annotations
 
@@ -14,137 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Self
 
 ROOT = Path(__file__).resolve().parents[2]
 HANG_S = 60.0
 WITHIN_S = 10.0
 """The promise under test: seconds from a fault to the end of its run."""
-
-JOB = """
-import collections, importlib, os, signal, subprocess, sys, threading, time
-from pathlib import Path
-
-import torch
-import torch.nn.functional as F
-from torch import nn
-from torch.utils.data import TensorDataset
-
-import funcpipe as fp
-
-FAULT = Path({fault!r})
-IN_FUNCTION = Path.cwd() != Path({folder!r})
-calls = collections.Counter()
-
-
-def fault():
-    # When it happened; how long the run needs to end is counted from here.
-    FAULT.write_text(repr(time.time()))
-
-
-def nth(what):
-    # How often this process has come by, in a function; 0 in the driver.
-    calls[what] += IN_FUNCTION
-    return calls[what]
-
-
-class Watched(nn.Linear):
-    def forward(self, x):
-        {watched}
-        return super().forward(x)
-
-
-class Handed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        {handed}
-        return gradient
-
-
-class Marked(nn.Module):
-    def forward(self, x):
-        return Handed.apply(x) if self.training else x
-
-
-class Optimizer(torch.optim.SGD):
-    def step(self, closure=None):
-        {stepped}
-        return super().step(closure)
-
-
-def loss(output, target):
-    {lost}
-    return F.cross_entropy(output, target)
-
-
-def model():
-    return nn.Sequential(
-        {layers}
-    )
-
-
-class Wide(nn.Module):
-    # What it hands on has 8 MB a sample.
-    def forward(self, x):
-        if self.training:
-            fault()
-        return x[:, :1].repeat(1, 2_000_000)
-
-
-class Narrow(nn.Module):
-    def forward(self, x):
-        return x[:, :8]
-
-
-class Data(TensorDataset):
-    def __getitem__(self, index):
-        {loaded}
-        return super().__getitem__(index)
-
-
-def data():
-    size = 16
-    {sized}
-    return Data(torch.linspace(-1, 1, size * 4).reshape(size, 4), torch.arange(size) % 3)
-
-
-{top}
-job = fp.Job(
-    model=model, loss=loss, optimizer=lambda p: Optimizer(p, lr=0.1), train_data=data,
-    batch_size=4, epochs={epochs}, seed=0,
-)
-"""
-LAYERS = "Watched(4, 8), nn.ReLU(), nn.Linear(8, 8), Marked(), Watched(8, 3),"
-SLOTS = ("watched", "handed", "stepped", "lost", "loaded", "sized", "top")
-
-
-def write_job(folder: Path, *, layers: str = LAYERS, epochs: int = 3, **lines: str) -> Path:
-    """A job file with `lines` put in its places: `SLOTS`. ``# here`` marks the guilty line."""
-    unknown = set(lines) - set(SLOTS)
-    if unknown:
-        raise ValueError(f"no such places in the job: {unknown}")
-    texts = dict.fromkeys(SLOTS, "pass") | {"layers": layers, "epochs": str(epochs)}
-    for name, text in lines.items():
-        place = re.search(rf"^( *)\{{{name}\}}", JOB, re.MULTILINE)
-        indent = place[1] if place else ""
-        texts[name] = text.replace("\n", f"\n{indent}")
-    home = folder / "home"
-    home.mkdir(parents=True, exist_ok=True)
-    path = home / "job.py"
-    path.write_text(JOB.format(fault=str(folder / "fault"), folder=str(home), **texts))
-    return path
-
-
-def line_marked(job: Path) -> str:
-    """``job.py:12 ...: source`` of the line that is marked ``# here``, without the function."""
-    for number, line in enumerate(job.read_text().splitlines(), 1):
-        if line.endswith("# here"):
-            return rf"{job.name}:{number}(?: in [\w<>]+|): {re.escape(line.strip())}"
-    raise ValueError("no line is marked")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,6 +113,57 @@ class Driver:
         self._reader.join()
         assert self._process.stdout is not None
         self._process.stdout.close()
+
+
+class Command:
+    """``funcpipe train`` in a session of its own, as in the foreground of a terminal."""
+
+    def __init__(self, folder: Path, job: Path, *options: str) -> None:
+        temporary, home = folder / "tmp", folder / "home"
+        temporary.mkdir(exist_ok=True)
+        self._events = folder / "run/events.jsonl"
+        command = [sys.executable, "-m", "funcpipe", "train", str(job), "--run-dir", "../run"]
+        self._process = subprocess.Popen(
+            [*command, *options],
+            env={**environment(), "TMPDIR": str(temporary)},
+            cwd=home,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def await_event(self, kind: str, **fields: Any) -> None:
+        """Return as soon as the run has told of such an event."""
+
+        def has_come() -> bool:
+            assert self._process.poll() is None, self._process.communicate()
+            lines = self._events.read_text().splitlines() if self._events.exists() else []
+            told = [json.loads(line) for line in lines]
+            wanted = {"kind": kind, **fields}
+            return any(wanted.items() <= event.items() for event in told)
+
+        assert eventually(has_come, within_s=HANG_S), f"no event {kind}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def interrupt(self, number: int) -> None:
+        """As a terminal does it: to the whole foreground."""
+        os.killpg(self._process.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def end(self) -> tuple[int, str, str]:
+        """Exit code, standard output and standard error; its end is waited for, but not long."""
+        out, err = self._process.communicate(timeout=HANG_S)
+        return self._process.returncode, out, err
 
 
 def processes(pid: int) -> str:

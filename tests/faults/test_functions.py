@@ -34,11 +34,10 @@ from .harness import (
     assert_nothing_left,
     assert_recorded,
     eventually,
-    line_marked,
     processes_of,
     seconds_since_fault,
-    write_job,
 )
+from .jobs import line_marked, write_job
 
 TWO = {"stages": 2, "micro_batch_size": 2}
 ONE = {"stages": 1, "micro_batch_size": 2}
@@ -75,46 +74,46 @@ FAULTS = {
         options=TWO,
         error="UserCodeError",
         words=r"the model's forward or the loss raised ValueError: too warm\nin layer 4 \(4: ",
-        place={"stage": 1, "replica": 0, "step": 2, "micro_batch": 1},
+        place={"stage": 1, "replica": 0, "step": 3, "micro_batch": 1},
     ),
     "backward": Fault(
         job={"handed": "fault()\nraise ValueError('no way back')  # here"},
         options=TWO | {"schedule": "1f1b"},
         error="UserCodeError",
         words=r"the model's backward raised ValueError: no way back",
-        place={"stage": 1, "replica": 0, "step": 0, "micro_batch": 0},
+        place={"stage": 1, "replica": 0, "step": 1, "micro_batch": 0},
     ),
     "both replicas at once, in the optimiser": Fault(
         job={"stepped": once("step", 2, "raise ValueError('uphill')  # here")},
         options=ONE | {"replicas": 2},
         error="UserCodeError",
         words=r"the optimiser step raised ValueError: uphill",
-        place={"stage": 0, "step": 1},
+        place={"stage": 0, "step": 2},
     ),
     "data": Fault(
         job={"loaded": once("item", 7, "raise OSError('torn')  # here")},
         error="UserCodeError",
         words=r"loading the data raised OSError: torn",
-        place={"stage": 0, "replica": 0, "step": 0},
+        place={"stage": 0, "replica": 0, "step": 1},
     ),
     "loss not a number": Fault(
         job={"lost": once("loss", 7, "return output.sum() * float('nan')")},
         options=TWO,
         error="LossError",
         words=r"job.loss\(output, target\) is nan",
-        place={"stage": 1, "replica": 0, "step": 3, "micro_batch": 0},
+        place={"stage": 1, "replica": 0, "step": 4, "micro_batch": 0},
     ),
     "python ended": Fault(
         job={"watched": once("forward", 3, "sys.exit(0)  # here")},
         error="UserCodeError",
         words=r"forward or the loss raised SystemExit: 0",
-        place={"stage": 0, "replica": 0, "step": 0, "micro_batch": 1},
+        place={"stage": 0, "replica": 0, "step": 1, "micro_batch": 1},
     ),
     "out of memory": Fault(
         job={"watched": once("forward", 3, "bytearray(1 << 60)  # here")},
         error="OutOfMemory",
         words=r"the model's forward or the loss ran out of memory",
-        place={"stage": 0, "replica": 0, "step": 0, "micro_batch": 1},
+        place={"stage": 0, "replica": 0, "step": 1, "micro_batch": 1},
     ),
     "process ended with a code": Fault(
         job={"watched": once("forward", 5, "print('bye', flush=True)", "os._exit(3)")},

@@ -25,12 +25,11 @@ from .harness import (
     assert_nothing_left,
     assert_recorded,
     files_in,
-    line_marked,
     processes_of,
     seconds_since_fault,
     small_disk,
-    write_job,
 )
+from .jobs import line_marked, write_job
 
 ONE = {"stages": 1, "micro_batch_size": 2}
 TWO = {"stages": 2, "micro_batch_size": 2}
@@ -89,16 +88,6 @@ REFUSALS = {
         options={"endpoint": "127.0.0.1"},
         error="StoreError",
         words=r"not an endpoint: '127.0.0.1'; expected a URL such as",
-    ),
-    "no such kind of store": Refusal(
-        options={"store": "ftp://somewhere/else", "endpoint": None},
-        error="StoreError",
-        words=r"not a store: 'ftp://somewhere/else'; expected s3://",
-    ),
-    "a store of one process": Refusal(
-        options={"store": "memory:x", "endpoint": None},
-        error="StoreError",
-        words=r"the memory store is for one process",
     ),
     "a file": Refusal(
         options={"store": __file__, "endpoint": None},
@@ -175,7 +164,7 @@ def test_a_directory_without_space_for_what_functions_say(driver: Driver, tmp_pa
         ended = driver.train(tmp_path, job, **TWO)
 
         assert_full(ended, tmp_path, r"No space left on device.*free some space")
-        assert (ended.error["stage"], ended.error["step"]) == (0, 0)
+        assert (ended.error["stage"], ended.error["step"]) == (0, 1)
         assert seconds_since_fault(tmp_path, ended) < WITHIN_S
 
 

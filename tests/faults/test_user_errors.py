@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from .harness import Driver, assert_clear, assert_nothing_left, line_marked, write_job
+from .harness import Driver, assert_clear, assert_nothing_left
+from .jobs import line_marked, write_job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +105,21 @@ REFUSED = {
         options={"stage": 2},
         error="PlanError",
         words=r"unknown option 'stage'; did you mean 'stages'",
+    ),
+    "unknown store": Wrong(
+        options={"store": "ftp://somewhere/else"},
+        error="StoreError",
+        words=r"unknown store 'ftp://somewhere/else'; give auto, minio, ",
+    ),
+    "a store of one process": Wrong(
+        options={"store": "memory:x"},
+        error="StoreError",
+        words=r"the memory store is for one process; functions cannot reach it",
+    ),
+    "an endpoint for a directory": Wrong(
+        options={"endpoint": "http://127.0.0.1:9000"},
+        error="StoreError",
+        words=r"--endpoint and --region belong to an S3 URL",
     ),
     "unknown schedule": Wrong(
         options={"schedule": "fifo"}, error="PlanError", words=r"'fifo'.*gpipe"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from funcpipe.errors import BucketMissing, ObjectExists, ObjectMissing, StoreError
+from funcpipe.store import directory
 from funcpipe.store.directory import DirectoryStore
 
 
@@ -31,10 +32,37 @@ def test_a_place_that_is_a_file_is_refused(tmp_path: Path) -> None:
             DirectoryStore(root)
 
 
-def test_a_killed_writer_leaves_nothing_that_is_seen(tmp_path: Path) -> None:
+@pytest.fixture(params=[True, False], ids=["nameless", "aside"])
+def nameless(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the file system lets files be written before they have a name."""
+    if not request.param:
+        monkeypatch.setattr(directory, "_can_be_nameless", lambda folder: False)
+    return bool(request.param)
+
+
+def test_puts_replace_or_refuse(nameless: bool, tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+
+    store.put("a/k", b"first", if_absent=True)
+    with pytest.raises(ObjectExists):
+        store.put("a/k", b"second", if_absent=True)
+    assert bytes(store.get("a/k")) == b"first"
+    store.put("a/k", b"third")
+
+    assert bytes(store.get("a/k")) == b"third"
+    assert list((tmp_path / "~partial").iterdir()) == []
+    with pytest.raises(StoreError, match="both a key and a key below it"):
+        store.put("a", b"x")
+    assert list((tmp_path / "~partial").iterdir()) == []
+
+
+def test_a_killed_writer_leaves_nothing_that_is_seen(nameless: bool, tmp_path: Path) -> None:
     script = """
 import sys
+from funcpipe.store import directory
 from funcpipe.store.directory import DirectoryStore
+if sys.argv[2] == "False":
+    directory._can_be_nameless = lambda folder: False
 
 class Stall:
     chunk_bytes = 10
@@ -48,7 +76,7 @@ class Stall:
 DirectoryStore(sys.argv[1]).put("k", bytes(100), pace=Stall())
 """
     with subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path)],
+        [sys.executable, "-c", script, str(tmp_path), str(nameless)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as writer:
@@ -58,8 +86,8 @@ DirectoryStore(sys.argv[1]).put("k", bytes(100), pace=Stall())
         writer.wait()
     store = DirectoryStore(tmp_path)
 
-    (leftover,) = (tmp_path / "~partial").iterdir()
-    assert leftover.stat().st_size == 20
+    leftovers = [path.stat().st_size for path in (tmp_path / "~partial").iterdir()]
+    assert leftovers == ([] if nameless else [20])
     assert list(store.list("")) == []
     with pytest.raises(ObjectMissing):
         store.get("k")
