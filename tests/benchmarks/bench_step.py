@@ -209,6 +209,7 @@ def figures(
         "wire_peak_ratio": round(wire["send"], 4),
         "wire_receive_ratio": round(wire["receive"], 4),
         "overhead_and_late_share": round(statistics.median(late), 4),
+        "import_cpu_s_over_torch": round(imports.over_torch_cpu_s, 3),
         "torch_compiler_import_s": round(imports.dynamo_s, 3),
         "torch_compiler_import_mb": round(imports.dynamo_bytes / 1e6),
         "step_s": round(statistics.median(path.end_s - path.begin_s for path in paths), 4),
