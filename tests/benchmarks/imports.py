@@ -42,13 +42,15 @@ import torch
 from pathlib import Path
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+cpu = time.process_time()
 times = [time.perf_counter()]
 {NEEDED}
 times.append(time.perf_counter())
+cpu = time.process_time() - cpu
 before = resident()
 import torch._dynamo
 times.append(time.perf_counter())
-print(json.dumps([times[1] - times[0], times[2] - times[1], resident() - before]))
+print(json.dumps([times[1] - times[0], cpu, times[2] - times[1], resident() - before]))
 """
 
 
@@ -57,12 +59,14 @@ class ImportCost:
     """Medians.
 
     own_s: funcpipe's own modules, everything else that they need being there. over_torch_s: all
-    that a function imports beyond torch. dynamo_s, dynamo_bytes: torch's compiler, which torch's
-    own optimisers import at first use, in plain PyTorch too.
+    that a function imports beyond torch, and over_torch_cpu_s what it takes of a core, which shows
+    how much of it is the machine's other load. dynamo_s, dynamo_bytes: torch's compiler, which
+    torch's own optimisers import at first use, in plain PyTorch too.
     """
 
     own_s: float
     over_torch_s: float
+    over_torch_cpu_s: float
     dynamo_s: float
     dynamo_bytes: int
 
@@ -71,12 +75,13 @@ def measure_imports(repeats: int = REPEATS) -> ImportCost:
     foreign = _python(LIST_FOREIGN, "")
     own = [_python(TIME_OWN, json.dumps(foreign))[0] for _ in range(repeats)]
     rows = [_python(TIME_OVER_TORCH, "") for _ in range(repeats)]
-    over_torch, dynamo, dynamo_bytes = (
+    over_torch, cpu, dynamo, dynamo_bytes = (
         statistics.median(column) for column in zip(*rows, strict=True)
     )
     return ImportCost(
         own_s=statistics.median(own),
         over_torch_s=over_torch,
+        over_torch_cpu_s=cpu,
         dynamo_s=dynamo,
         dynamo_bytes=int(dynamo_bytes),
     )

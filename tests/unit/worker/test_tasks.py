@@ -16,7 +16,7 @@ from funcpipe.invocation import Invocation, RunSpec
 from funcpipe.keys import Attempt
 from funcpipe.partitioner.plan import even_plan
 from funcpipe.passes import Pass
-from funcpipe.schedule.action import parse
+from funcpipe.schedule.action import Action, parse
 from funcpipe.schedule.message import Message
 from funcpipe.store.memory import MemoryStore
 from funcpipe.store.meter import DELETE, Metered
@@ -87,7 +87,11 @@ def make(store: Metered) -> Make:
     def made(stage: int, replica: int) -> Made:
         built: Any = FakeBuilt()
         place = Invocation(spec=spec, stage=stage, replica=replica, token="t")
-        return Tasks(place, built, store, lambda key: Arrival(store.get(key), 0.0, 0.0, 0)), built
+
+        def fetch(key: str, _one: Pass, _action: Action) -> Arrival:
+            return Arrival(store.get(key), 0.0, 0.0, 0)
+
+        return Tasks(place, built, store, fetch), built
 
     return made
 
@@ -201,6 +205,6 @@ def test_a_gradient_chunk_of_another_size_is_refused(
     key = f"{ROOT}/t00000000/{kind}/0.{'.'.join(map(str, place))}"
     store.put(key, wire.encode(value, meta=tasks._meta(ONE, message)))
     # when a chunk of another size comes, then nothing of it is added
-    with pytest.raises(TrainingError, match="another size than expected"):
+    with pytest.raises(TrainingError, match="another size or dtype than expected"):
         do(tasks, tokens)
     assert built.buffer.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
