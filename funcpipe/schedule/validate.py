@@ -84,23 +84,23 @@ def dry_run(
     mail: dict[tuple[int, Message], int] = {}
     pending: dict[Worker, list[Start]] = {worker: [] for worker in executors}
     ran: Counter[Kind] = Counter()
-    while True:
-        progress = False
-        for worker, executor in executors.items():
-            started = executor.start()
-            progress |= bool(started)
-            queue, pending[worker] = pending[worker] + started, []
-            for start in queue:
-                if _execute(start, worker[1], mail):
-                    executor.done(start)
-                    ran[start.action.kind] += 1
-                    progress = True
-                else:
-                    pending[worker].append(start)
-        if all(executor.finished for executor in executors.values()):
-            break
-        if not progress:
-            raise ScheduleError("deadlock: " + _who_waits(executors))
+    awake = set(executors)
+    while awake:
+        worker = awake.pop()
+        executor = executors[worker]
+        queue = pending[worker] + executor.start()
+        pending[worker] = []
+        for start in queue:
+            if not _execute(start, worker[1], mail):
+                pending[worker].append(start)
+                continue
+            executor.done(start)
+            ran[start.action.kind] += 1
+            awake.add(worker)
+            if sent(start.action, worker[1]) is not None:
+                awake.update(other for other in executors if pending[other])
+    if not all(executor.finished for executor in executors.values()):
+        raise ScheduleError("deadlock: " + _who_waits(executors))
     unread = [message for (_, message), reads in mail.items() if reads == 0]
     if unread:
         raise ScheduleError(f"sent but never read: {unread[:5]}")
