@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import sysconfig
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import CodeType
 
-from funcpipe.errors import BundleError, FuncpipeError, OutOfMemory, UserCodeError
+from funcpipe.errors import BundleError, FuncpipeError, LossError, OutOfMemory, UserCodeError
 
 __all__ = [
     "BUNDLE_MARKER",
+    "defined_at",
     "explain",
     "inside_function",
     "is_installed",
@@ -80,15 +83,35 @@ def text_of(exc: BaseException) -> str:
     return "".join(traceback.format_exception_only(exc)).strip()
 
 
+def defined_at(function: object, roots: Sequence[Path]) -> str | None:
+    """Where the user has defined `function`: ``job.py:30 in loss: def loss(output, target):``."""
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType) or is_installed(code.co_filename):
+        return None
+    file, line = code.co_filename, code.co_firstlineno
+    source = linecache.getline(file, line).strip()
+    return f"{_shown(file, roots)}:{line} in {code.co_name}{f': {source}' if source else ''}"
+
+
 @contextmanager
-def user_code(what: str, *, roots: Sequence[Path], origin: Path | None = None) -> Iterator[None]:
+def user_code(
+    what: str,
+    *,
+    roots: Sequence[Path],
+    origin: Path | None = None,
+    loss: object = None,
+) -> Iterator[None]:
     """Run the user's code in the ``with`` block; `what` names it, as in "the loss".
 
     Any `Exception` becomes what `explain` makes of it, chained, and so does ``sys.exit()``, which
-    would end a thread without a word; `FuncpipeError`s pass through.
+    would end a thread without a word; `FuncpipeError`s pass through. What is wrong with the value
+    that the job's `loss` returned is told with the place where that is defined.
     """
     try:
         yield
+    except LossError as error:
+        error.at(where=defined_at(loss, roots))
+        raise
     except FuncpipeError:
         raise
     except (Exception, SystemExit) as exc:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from funcpipe.errors import FuncpipeError, FunctionLost, from_log
-from funcpipe.usercode import is_installed
 
 __all__ = ["Exited", "Place", "lost"]
 
@@ -16,6 +15,7 @@ Place: TypeAlias = tuple[int, int]
 """Stage and replica."""
 
 _LAST_LINES = 10
+_BUNDLE = "/bundle/"  # where a function unpacks the user's code
 # What Python's faulthandler prints when a signal such as SIGSEGV ends the process.
 _CRASH = re.compile(r"^Fatal Python error: ", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)', re.MULTILINE)
@@ -68,10 +68,9 @@ def _split_crash(log: str) -> tuple[str, str | None]:
     crash = _CRASH.search(log)
     if crash is None:
         return log, None
+    printed = log[: crash.start()]
     for frame in _FRAME.finditer(log, crash.start()):
-        file = frame["file"]
-        if "/funcpipe/" not in file and not file.startswith("<") and not is_installed(file):
-            return log[: crash.start()], (
-                f"{file.rpartition('/bundle/')[2]}:{frame['line']} in {frame['name']}"
-            )
-    return log[: crash.start()], None
+        _, bundle, file = frame["file"].rpartition(_BUNDLE)
+        if bundle:
+            return printed, f"{file}:{frame['line']} in {frame['name']}"
+    return printed, None

@@ -66,7 +66,9 @@ def prepare(loaded: LoadedJob, options: RunOptions) -> Prepared:
         inputs, target = Fetcher(train, collate=job.collate, seed=job.seed).load(
             tried, step=0, micro_batch=0
         )
-    with user_code(f"the model or the loss, tried on {len(tried)} samples,", roots=roots):
+    with user_code(
+        f"the model or the loss, tried on {len(tried)} samples,", roots=roots, loss=job.loss
+    ):
         weights = weigh_layers(job, chain, inputs, target)
     plan = choose_plan(job, options, weights)
     with user_code("making the optimiser", roots=roots), rng.preserved():

@@ -73,7 +73,7 @@ class BuiltStage:
         if self.stage.is_last:
             what += " or the loss"
             scale = self._scale(one, k)
-        with user_code(what, roots=self.roots):
+        with user_code(what, roots=self.roots, loss=self.job.loss):
             return self.stage.forward(
                 step=one.step, micro_batch=k, value=value, scale=scale, target=target
             )
@@ -88,7 +88,7 @@ class BuiltStage:
 
     def evaluate(self, one: Pass, k: int, value: Any, target: Any = None) -> Any:
         """The activation, or on the last stage an `Evaluation`."""
-        with user_code("the evaluation", roots=self.roots):
+        with user_code("the evaluation", roots=self.roots, loss=self.job.loss):
             return self.stage.evaluate(value=value, target=target, count=len(one.micro_batches[k]))
 
     def _scale(self, one: Pass, k: int) -> float:

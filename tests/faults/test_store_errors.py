@@ -128,7 +128,7 @@ def test_a_failed_run_leaves_no_object_and_no_secret(
     ended = driver.train(tmp_path, job, **ONE | given(server))
 
     assert ended.error["type"] == "UserCodeError"
-    assert re.fullmatch(line_marked(job), ended.error["where"])
+    assert re.fullmatch(str(line_marked(job)), ended.error["where"])
     assert seconds_since_fault(tmp_path, ended) < WITHIN_S
     store = open_store(server.url, endpoint=server.endpoint, credentials=server.credentials)
     assert list(store.list("")) == []
@@ -169,15 +169,14 @@ def test_a_directory_without_space_for_what_functions_say(driver: Driver, tmp_pa
 
 
 @pytest.mark.server
-@pytest.mark.parametrize("kind", ["seaweedfs", "juicefs"])
-def test_a_server_without_space_for_the_model(kind: str, driver: Driver, tmp_path: Path) -> None:
+def test_a_server_without_space_for_the_model(driver: Driver, tmp_path: Path) -> None:
     job = write_job(tmp_path, layers=MEGABYTES.format(25))
     began = time.time()
 
     with small_disk(tmp_path / "tmp", mebibytes=64):
-        ended = driver.train(tmp_path, job, **ONE | {"store": kind})
+        ended = driver.train(tmp_path, job, **ONE | {"store": "seaweedfs"})
 
-        assert_full(ended, tmp_path, rf"no space left for the {kind} server: \d+ MB free at /")
+        assert_full(ended, tmp_path, r"no space left for the seaweedfs server: \d+ MB free at /")
     # From its beginning: the server's start is in it.
     assert ended.outcome["at"] - began < 2 * WITHIN_S
 

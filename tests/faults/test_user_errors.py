@@ -12,6 +12,8 @@ import pytest
 from .harness import Driver, assert_clear, assert_nothing_left
 from .jobs import line_marked, write_job
 
+LOSS = r"job.py:\d+ in loss: def loss\(output, target\):"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Wrong:
@@ -19,6 +21,8 @@ class Wrong:
 
     error: str
     words: str
+    where: str | None = None
+    """The user's line, where it is not the one that is marked ``# here``."""
     job: dict[str, str] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -54,9 +58,11 @@ REFUSED = {
         options={"micro_batch_size": 2},
         error="LossError",
         words=r"returned a tensor of shape \(2,\); it must return one number(.|\n)*loss.mean\(\)",
+        where=LOSS,
     ),
     "loss is no tensor": Wrong(
         job={"lost": "return 1.0"},
+        where=LOSS,
         error="LossError",
         words=r"returned a float; it must return a tensor with one element",
     ),
@@ -135,8 +141,8 @@ def test_refused_before_anything_is_started(wrong: Wrong, driver: Driver, tmp_pa
 
     assert ended.error["type"] == wrong.error, ended.text
     assert re.search(wrong.words, ended.text), ended.text
-    if "# here" in job.read_text():
-        assert re.fullmatch(line_marked(job), ended.error["where"]), ended.text
+    if where := wrong.where or line_marked(job):
+        assert re.fullmatch(where, ended.error.get("where", "")), ended.text
     assert_clear(ended)
     assert_nothing_left(tmp_path)
     assert ended.events == []

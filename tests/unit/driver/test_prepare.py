@@ -171,7 +171,7 @@ def test_shapes_that_do_not_fit_name_the_layer_and_the_user_s_own_line(file: Pat
         f"job.py:{line} in forward: return torch.relu(self.linear(value))"
     )
     assert "in layer 1 (1: Block)" in caught.value.message
-    assert "the model or the loss, tried on" in caught.value.message
+    assert "tried on 2 samples" in caught.value.message
 
 
 @pytest.mark.parametrize(
