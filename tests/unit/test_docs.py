@@ -104,7 +104,7 @@ def test_what_the_readme_shows_works(tmp_path: Path) -> None:
     assert float(ours) == pytest.approx(float(plain), abs=2e-6)
     # And the folder and the summary hold what the README says
     (folder,) = re.findall(r"--run-dir (\S+)", lines[0])
-    files = re.findall(r"^\| `([\w./]+)` \| ", README.partition("run's folder")[2], re.M)[:5]
+    files = re.findall(r"^\| `([\w./]+)` \| ", README.partition("run's folder")[2], re.M)[:6]
     assert {path.name for path in (tmp_path / folder).iterdir()} == {f.strip("/") for f in files}
     ((shown,),) = [marked("summary")]
     labels = [re.split(r" {2,}", line)[0] for line in shown.text.splitlines()[2:]]

@@ -323,7 +323,7 @@ def test_a_loss_that_is_not_finite_says_where() -> None:
     job = make_job(model=lambda: double(nn.Linear(6, 4)), loss=lambda o, t: o.sum() * math.nan)
     with pytest.raises(LossError) as caught:
         make_stages(job, ())[0].forward(step=3, micro_batch=1, value=torch.ones(2, 6).double())
-    assert (caught.value.step, caught.value.micro_batch) == (3, 1)
+    assert (caught.value.step, caught.value.micro_batch) == (4, 1)
 
 
 @pytest.mark.parametrize(
