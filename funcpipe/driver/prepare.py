@@ -17,12 +17,13 @@ from funcpipe.keys import Run
 from funcpipe.locate import LoadedJob
 from funcpipe.model import rng
 from funcpipe.model.build import build_data, build_model
+from funcpipe.model.caveats import caveats
 from funcpipe.model.chain import Chain, chain_of, parameters_of
 from funcpipe.model.optimizer import make_optimizer
 from funcpipe.model.preview import weigh_layers
 from funcpipe.model.sampling import Fetcher
 from funcpipe.model.weights import make_manifest, pack_layer
-from funcpipe.partitioner.plan import Plan, even_plan
+from funcpipe.partitioner.plan import Plan, StagePlan, even_plan
 from funcpipe.passes import distinct_sizes, total_steps
 from funcpipe.schedule.validate import validate
 from funcpipe.store.base import ObjectStore
@@ -47,6 +48,7 @@ class Prepared:
     num_train: int
     num_eval: int
     num_steps: int
+    caveats: tuple[str, ...] = ()
 
 
 def prepare(loaded: LoadedJob, options: RunOptions) -> Prepared:
@@ -59,42 +61,51 @@ def prepare(loaded: LoadedJob, options: RunOptions) -> Prepared:
     with user_code("building the model", roots=roots):
         model = build_model(job)
     chain = chain_of(model)
-    with user_code("loading the data", roots=roots):
-        train = build_data(job)
-        num_eval = len(build_data(job, evaluation=True)) if job.eval_data is not None else 0
-        tried = _tried_samples(job, options, len(train))
-        inputs, target = Fetcher(train, collate=job.collate, seed=job.seed).load(
-            tried, step=0, micro_batch=0
-        )
+    num_train, num_eval, sample = _look_at_data(loaded, options)
     with user_code(
-        f"the model or the loss, tried on {len(tried)} samples,", roots=roots, loss=job.loss
+        f"the model or the loss, tried on {sample.size} samples,", roots=roots, loss=job.loss
     ):
-        weights = weigh_layers(job, chain, inputs, target)
+        weights = weigh_layers(job, chain, sample.inputs, sample.target)
     plan = choose_plan(job, options, weights)
     with user_code("making the optimiser", roots=roots), rng.preserved():
         for stage in plan.stages:
             named = parameters_of(chain.layers[stage.first_layer : stage.stop_layer])
             make_optimizer(job, [parameter for _, parameter in named])
-    num_train = len(train)
-    num_steps = total_steps(job, num_train=num_train, steps=options.steps)
-    trains = tuple(
-        any(
-            parameter.requires_grad
-            for layer in chain.layers[stage.first_layer : stage.stop_layer]
-            for parameter in layer.module.parameters()
-        )
-        for stage in plan.stages
-    )
     return Prepared(
         loaded=loaded,
         chain=chain,
         plan=plan,
         packed=packed,
-        trains=trains,
+        trains=tuple(_trains(chain, stage) for stage in plan.stages),
         num_train=num_train,
         num_eval=num_eval,
-        num_steps=num_steps,
+        num_steps=total_steps(job, num_train=num_train, steps=options.steps),
+        caveats=tuple(caveats(chain)),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sample:
+    size: int
+    inputs: Any
+    target: Any
+
+
+def _look_at_data(loaded: LoadedJob, options: RunOptions) -> tuple[int, int, _Sample]:
+    """Sizes of the training and the held-out data, and a few samples to try the model on."""
+    job = loaded.job
+    with user_code("loading the data", roots=(loaded.root,)):
+        train = build_data(job)
+        num_eval = len(build_data(job, evaluation=True)) if job.eval_data is not None else 0
+        tried = _tried_samples(job, options, len(train))
+        fetcher = Fetcher(train, collate=job.collate, seed=job.seed)
+        inputs, target = fetcher.load(tried, step=0, micro_batch=0)
+    return len(train), num_eval, _Sample(size=len(tried), inputs=inputs, target=target)
+
+
+def _trains(chain: Chain, stage: StagePlan) -> bool:
+    layers = chain.layers[stage.first_layer : stage.stop_layer]
+    return any(p.requires_grad for layer in layers for p in layer.module.parameters())
 
 
 def choose_plan(job: Job, options: RunOptions, weights: list[float]) -> Plan:

@@ -186,6 +186,8 @@ def _fill(outcome: Outcome, place: Place, store: Metered, stack: ExitStack, tell
 
     if not capabilities.if_absent:
         note(_IGNORES_CONDITIONS)
+    for caveat in outcome.prepared.caveats:
+        note(caveat)
     return upload(
         outcome.prepared,
         store,
