@@ -11,6 +11,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -89,7 +90,9 @@ def _train(arguments: argparse.Namespace, run: _Run) -> int:
 
     given = {name: getattr(arguments, name) for name in OPTIONS if hasattr(arguments, name)}
     run.as_json = arguments.json
-    with run.shown_by(progress_for(Console(stderr=True))):
+    # With --json standard output is the summary alone, whatever the job file prints.
+    quiet = redirect_stdout(sys.stderr) if arguments.json else nullcontext()
+    with run.shown_by(progress_for(Console(stderr=True))), quiet:
         summary = api.train(arguments.job, on_event=run.update, **given)
     _show(summary, as_json=arguments.json)
     return 0

@@ -25,7 +25,8 @@ _SECRET_NAMES = {
     *(".boto", ".s3cfg", ".ossutilconfig", "credentials", "credentials.json"),
 }
 _SECRET_PATTERN = re.compile(
-    r"\.env(\..*)?|.*\.env|id_(rsa|dsa|ecdsa|ed25519)|.*\.(pem|key|p12|pfx|jks|kdbx|ppk)",
+    r"\.env(\..*)?|.*\.env|id_(rsa|dsa|ecdsa|ed25519)(\..*)?"
+    r"|(credentials|rootkey|accesskeys?).*\.csv|.*\.(pem|key|p12|pfx|jks|kdbx|ppk)",
     re.IGNORECASE,
 )
 _PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY")

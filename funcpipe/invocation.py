@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from funcpipe.control import Control
@@ -25,6 +25,7 @@ class RunSpec:
 
     root: prefix of the run's keys. entry, digest: the bundle and the Job in it. trains: whether a
     stage has parameters to train. num_train, num_eval: samples. num_steps: of the whole run.
+    settings: what the driver saw of the job, for functions to compare (`funcpipe.sameness`).
     if_absent: whether the store honours conditional writes (else leases are settled by waiting).
     wait_s: how long to wait for a peer's object. watch_s: least time between two looks at the
     control object. report_every: steps per report.
@@ -42,6 +43,7 @@ class RunSpec:
     num_steps: int
     store: StoreSpec
     if_absent: bool
+    settings: Mapping[str, Any] = field(default_factory=dict)
     wait_s: float = 600.0
     watch_s: float = 1.0
     report_every: int = 1

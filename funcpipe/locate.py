@@ -230,6 +230,7 @@ def _import(root: Path, name: str) -> ModuleType:
     importlib.invalidate_caches()
     names_before = set(sys.modules)
     token = _importing.set(True)
+    folder = os.getcwd()
     try:
         with _explained(name, root):
             module = importlib.import_module(name)
@@ -238,6 +239,7 @@ def _import(root: Path, name: str) -> ModuleType:
         raise
     finally:
         _importing.reset(token)
+        os.chdir(folder)  # relative paths on the command line are the caller's
     if name not in names_before:
         fresh = loaded_local_modules(set(sys.modules) - names_before)
         _brought[root, name] = fresh

@@ -166,7 +166,11 @@ def _lacking_module(name: str) -> str:
 
 def _lacking_file(exc: FileNotFoundError, roots: Sequence[Path]) -> str | None:
     if not isinstance(exc.filename, str | bytes):
-        return None
+        # Libraries raise it with a text alone.
+        return (
+            f"{exc}. Functions see only the files of the bundle: if it lies beside the job file, "
+            "add it to the job: include=('its name',)"
+        )
     name = os.fsdecode(exc.filename)
     if os.path.isabs(name):
         root = _root_of(name, roots)

@@ -56,6 +56,8 @@ class RunOptions:
         replicas = chosen.get("replicas")
         if isinstance(replicas, int):
             chosen["replicas"] = (replicas,)
+        elif isinstance(replicas, str):
+            raise PlanError(f"replicas is {replicas!r}; give one number, or one per stage: (2, 1)")
         elif replicas is not None:
             chosen["replicas"] = tuple(replicas)
         if chosen.get("run_dir") is not None:
@@ -98,6 +100,12 @@ def _check_store(store: str, *, remote: bool) -> None:
         )
     if store.startswith("memory:"):
         raise StoreError("the memory store is for one process; functions cannot reach it")
+    near = get_close_matches(store, SERVERS, n=1, cutoff=0.75)
+    if store not in SERVERS and near and not Path(store).is_dir():
+        raise StoreError(
+            f"unknown store {store!r}; did you mean {near[0]!r}? For a directory of that name "
+            f"write ./{store}"
+        )
     if "://" in store and not store.startswith(("s3://", "file://")):
         raise StoreError(
             f"unknown store {store!r}; give {', '.join(SERVERS)}, a directory, or s3://bucket/prefix"

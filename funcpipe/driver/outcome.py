@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ def summarise(outcome: Outcome, seconds: Mapping[str, float]) -> Summary:
             f"the functions differ in what bits depend on, so the same run may give others next "
             f"time: {environments}"
         )
+    notes += _drifted(results)
     return Summary(
         run_id=outcome.run_id,
         status=status,
@@ -82,6 +83,20 @@ def _status(error: FuncpipeError | None) -> str:
     if error is None:
         return "done"
     return "stopped" if isinstance(error, Stopped) else "failed"
+
+
+def _drifted(results: Mapping[tuple[int, int], Mapping[str, Any]]) -> Iterator[str]:
+    """Warnings about stages whose replicas do not hold the same bits at the end."""
+    for what, name in (("weights", "parameters"), ("buffers", "buffers")):
+        digests: dict[int, set[str]] = {}
+        for (stage, _), result in results.items():
+            digests.setdefault(stage, set()).add(result[what])
+        for stage in sorted(stage for stage, found in digests.items() if len(found) > 1):
+            yield (
+                f"the replicas of stage {stage} ended with different {name}: a layer changes them "
+                "by itself, from the micro-batches that it sees. The exported model is the first "
+                "replica's; the metrics are of all of them together. Use one replica there"
+            )
 
 
 def _environments(results: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

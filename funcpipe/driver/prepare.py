@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from funcpipe import bundle
 from funcpipe.control import Control, publish
 from funcpipe.driver.options import RunOptions
-from funcpipe.errors import PlanError
+from funcpipe.errors import JobError, PlanError
 from funcpipe.invocation import RunSpec
 from funcpipe.job import Job
 from funcpipe.keys import Run
@@ -25,6 +25,7 @@ from funcpipe.model.sampling import Fetcher
 from funcpipe.model.weights import make_manifest, pack_layer
 from funcpipe.partitioner.plan import Plan, StagePlan, even_plan
 from funcpipe.passes import distinct_sizes, total_steps
+from funcpipe.sameness import data_fingerprint, group_options, job_settings, optimizer_settings
 from funcpipe.schedule.validate import validate
 from funcpipe.store.base import ObjectStore
 from funcpipe.store.open import StoreSpec
@@ -48,6 +49,7 @@ class Prepared:
     num_train: int
     num_eval: int
     num_steps: int
+    settings: Mapping[str, Any]
     caveats: tuple[str, ...] = ()
 
 
@@ -68,9 +70,7 @@ def prepare(loaded: LoadedJob, options: RunOptions) -> Prepared:
         weights = weigh_layers(job, chain, sample.inputs, sample.target)
     plan = choose_plan(job, options, weights)
     with user_code("making the optimiser", roots=roots), rng.preserved():
-        for stage in plan.stages:
-            named = parameters_of(chain.layers[stage.first_layer : stage.stop_layer])
-            make_optimizer(job, [parameter for _, parameter in named])
+        optimizers = _try_optimizers(job, chain, plan)
     return Prepared(
         loaded=loaded,
         chain=chain,
@@ -80,6 +80,7 @@ def prepare(loaded: LoadedJob, options: RunOptions) -> Prepared:
         num_train=num_train,
         num_eval=num_eval,
         num_steps=total_steps(job, num_train=num_train, steps=options.steps),
+        settings={"job": job_settings(job), "optimizers": optimizers, "data": sample.prints},
         caveats=tuple(caveats(chain)),
     )
 
@@ -89,6 +90,7 @@ class _Sample:
     size: int
     inputs: Any
     target: Any
+    prints: Sequence[str]
 
 
 def _look_at_data(loaded: LoadedJob, options: RunOptions) -> tuple[int, int, _Sample]:
@@ -96,11 +98,46 @@ def _look_at_data(loaded: LoadedJob, options: RunOptions) -> tuple[int, int, _Sa
     job = loaded.job
     with user_code("loading the data", roots=(loaded.root,)):
         train = build_data(job)
-        num_eval = len(build_data(job, evaluation=True)) if job.eval_data is not None else 0
+        held_out = None if job.eval_data is None else build_data(job, evaluation=True)
         tried = _tried_samples(job, options, len(train))
         fetcher = Fetcher(train, collate=job.collate, seed=job.seed)
         inputs, target = fetcher.load(tried, step=0, micro_batch=0)
-    return len(train), num_eval, _Sample(size=len(tried), inputs=inputs, target=target)
+        prints = [data_fingerprint(fetcher)]
+        if held_out is not None:
+            held = Fetcher(held_out, collate=job.collate, seed=job.seed)
+            prints.append(data_fingerprint(held))
+    num_eval = 0 if held_out is None else len(held_out)
+    sample = _Sample(size=len(tried), inputs=inputs, target=target, prints=prints)
+    return len(train), num_eval, sample
+
+
+def _try_optimizers(job: Job, chain: Chain, plan: Plan) -> list[Any]:
+    """Make each stage's optimiser, and one of the whole model, which must treat all alike."""
+    whole = _options_by_parameter(job, parameters_of(chain.layers))
+    settings = []
+    for stage in plan.stages:
+        named = parameters_of(chain.layers[stage.first_layer : stage.stop_layer])
+        optimizer, _ = make_optimizer(job, [parameter for _, parameter in named])
+        settings.append(optimizer_settings(optimizer))
+        if optimizer is None:
+            continue
+        for name, options in _options_by_parameter(job, named).items():
+            if whole[name] != options:
+                raise JobError(
+                    f"job.optimizer(params) treats {name} otherwise when it is given one stage's "
+                    f"parameters: {options or 'left out'} instead of {whole[name] or 'left out'}. "
+                    "Every stage makes its own optimiser, so what params are must not be told by "
+                    "their place in the list; freeze what is not to be trained, and use one group"
+                )
+    return settings
+
+
+def _options_by_parameter(job: Job, named: Sequence[tuple[str, Any]]) -> dict[str, str]:
+    optimizer, _ = make_optimizer(job, [parameter for _, parameter in named])
+    found: dict[int, str] = {}
+    for group in optimizer.param_groups if optimizer is not None else ():
+        found |= {id(parameter): group_options(group) for parameter in group["params"]}
+    return {name: found.get(id(parameter), "") for name, parameter in named}
 
 
 def _trains(chain: Chain, stage: StagePlan) -> bool:
@@ -167,6 +204,7 @@ def upload(
         num_steps=prepared.num_steps,
         store=spec,
         if_absent=if_absent,
+        settings=prepared.settings,
         report_every=report_every,
     )
     sizes = distinct_sizes(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -36,6 +37,9 @@ _IGNORES_CONDITIONS = (
     "waiting instead, which is weaker, and two drivers on one run would not notice each other"
 )
 
+# Models are built and tried under seeds of the process's own random generators.
+_ONE_AT_A_TIME = threading.Lock()
+
 Listener = Callable[[Mapping[str, Any]], None]
 """Takes one event, as it is written to the run folder."""
 
@@ -46,6 +50,17 @@ class _Clock:
 
     began: float = field(default_factory=time.monotonic)
     phases: dict[str, float] = field(default_factory=dict)
+    first_step: float | None = None
+    num_steps: int = 0
+
+    def step_done(self) -> None:
+        """The mean from the first step to this one: what came before it was starting up."""
+        now = self.elapsed()
+        if self.first_step is None:
+            self.first_step = now
+        else:
+            self.num_steps += 1
+            self.phases["step"] = (now - self.first_step) / self.num_steps
 
     def elapsed(self) -> float:
         return time.monotonic() - self.began
@@ -68,7 +83,7 @@ def execute(loaded: LoadedJob, options: RunOptions, *, listener: Listener | None
     """
     clock = _Clock()
     with Signals() as signals:
-        with clock.phase("setup"), signals.breaking_in():
+        with clock.phase("setup"), signals.breaking_in(), _ONE_AT_A_TIME:
             prepared = prepare(loaded, options)
         run_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
         folder = _make_folder(options.run_dir or Path("runs") / run_id)
@@ -91,6 +106,8 @@ def _recorded(
 
     def tell(kind: str, fields: Mapping[str, Any]) -> None:
         entry = {"kind": kind, "t": round(clock.elapsed(), 3), **fields}
+        if kind == "step":
+            clock.step_done()
         try:
             log.append(entry)
         except OSError as error:
@@ -136,7 +153,7 @@ def _run(outcome: Outcome, folder: Path, clock: _Clock, tell: Tell, signals: Sig
             stack.callback(store.close)
             outcome.usage = store.counts
         try:
-            with clock.phase("setup"):
+            with clock.phase("setup"), _ONE_AT_A_TIME:
                 spec = _fill(outcome, place, store, stack, tell)
             host = LocalHost(
                 log_folder=folder / "logs",
@@ -227,6 +244,9 @@ def _make_folder(folder: Path) -> Path:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise JobError(f"the run folder {folder} is not empty; name a new one with --run-dir")
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / "events.jsonl").open("x").close()  # of two runs that start at once, one gets it
+    except FileExistsError as error:
+        raise JobError(f"another run has just taken the run folder {folder}") from error
     except OSError as error:
         raise _no_folder(folder, error) from error
     return folder

@@ -30,6 +30,9 @@ class Signals:
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
+            if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+                # Inherited from a daemon, it would hide how functions and servers end.
+                self._previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 if signal.getsignal(number) is signal.SIG_IGN:
                     continue  # as under nohup

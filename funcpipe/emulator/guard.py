@@ -305,6 +305,7 @@ def main() -> int:
     os.umask(0o077)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an inherited SIG_IGN would hide exit codes
     signal.signal(signal.SIGTERM, _on_term)
     pipe = Pipe()
     try:

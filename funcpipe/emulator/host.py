@@ -80,6 +80,7 @@ class LocalHost:
             **dict.fromkeys(_THREAD_VARIABLES, str(threads)),
             # A machine of a cloud would otherwise offer its own credentials, after a long wait.
             "AWS_EC2_METADATA_DISABLED": "true",
+            "PYTHONHASHSEED": "0",  # all functions see a set in one order
             **(environment or {}),
             **(credentials.to_environment() if credentials else {}),
         }

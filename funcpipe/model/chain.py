@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 from funcpipe.errors import ModelError
 from funcpipe.model.tensors import hidden_tensors, slots, storage_key
 
-__all__ = ["Chain", "Layer", "chain_of", "class_name", "parameters_of", "state_of"]
+__all__ = ["Chain", "Layer", "chain_of", "class_name", "parameters_of", "separate", "state_of"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -81,14 +81,22 @@ def _is_plain(module: nn.Module) -> bool:
     kind = type(module)
     return (
         isinstance(module, nn.Sequential)
-        and kind.forward is nn.Sequential.forward
-        and kind.__call__ is nn.Sequential.__call__
-        and getattr(kind, "__iter__", None) is nn.Sequential.__iter__
+        and not _overridden(kind)
         and "forward" not in module.__dict__
         and not module._parameters
         and not module._buffers
     )
 
+
+def _overridden(kind: type) -> set[str]:
+    """What a subclass of nn.Sequential does in its own way, beside being made."""
+    own = kind.__mro__[: kind.__mro__.index(nn.Sequential)]
+    names = {name for base in own for name in vars(base)}
+    return {name for name in names & set(dir(nn.Sequential)) if name not in _NO_BEHAVIOUR}
+
+
+_NO_BEHAVIOUR = {"__init__", "__module__", "__doc__", "__annotations__", "__dict__", "__weakref__"}
+_NO_BEHAVIOUR |= {"__repr__", "extra_repr", "__parameters__", "__orig_bases__"}
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -161,3 +169,14 @@ def state_of(layers: tuple[Layer, ...]) -> dict[str, Tensor]:
     for layer in layers:
         state.update(layer.module.state_dict(prefix=f"{layer.name}."))
     return state
+
+
+def separate(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`state` with tensors that can be written one by one: contiguous, none in another's memory."""
+    seen: set[int] = set()
+    apart: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        plain = tensor.detach().contiguous()
+        apart[name] = plain.clone() if plain.data_ptr() in seen else plain
+        seen.add(plain.data_ptr())
+    return apart

@@ -82,7 +82,10 @@ class TensorEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerEntry:
-    """A packed layer. `digest` is the xxh3_64 of its `num_bytes` bytes, in hex."""
+    """A packed layer.
+
+    digest: xxh3_64 of its `num_bytes` bytes, in hex. settings: `settings_digest` of its module.
+    """
 
     index: int
     name: str
@@ -91,6 +94,7 @@ class LayerEntry:
     parameter_bytes: int
     digest: str
     tensors: tuple[TensorEntry, ...]
+    settings: str = ""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -104,6 +108,25 @@ class LayerEntry:
             for item in data["tensors"]
         )
         return cls(**{**data, "tensors": tensors})
+
+
+def settings_digest(module: nn.Module) -> str:
+    """Of the plain values (numbers, texts, lists of them) that are attributes in `module`."""
+    state = xxhash.xxh3_64()
+    for name, owner in module.named_modules():
+        plain = {
+            key: value
+            for key, value in vars(owner).items()
+            if key != "training" and _is_plain_value(value)
+        }
+        state.update(repr((name, class_name(owner), sorted(plain.items()))).encode())
+    return state.hexdigest()
+
+
+def _is_plain_value(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_plain_value(item) for item in value)
+    return value is None or type(value) in (bool, int, float, str)
 
 
 def describe(layer: Layer) -> tuple[TensorEntry, ...]:
@@ -193,6 +216,7 @@ def pack_layer(layer: Layer, *, like: LayerEntry | None = None) -> tuple[bytearr
         class_name=class_name(layer.module),
         num_bytes=len(data),
         parameter_bytes=parameter_bytes,
+        settings=settings_digest(layer.module),
         digest=xxhash.xxh3_64_hexdigest(data),
         tensors=tuple(entries),
     )

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from funcpipe.job import Job
 from funcpipe.model import rng
 from funcpipe.model.chain import Chain, class_name
-from funcpipe.model.losses import scalar_loss
+from funcpipe.model.losses import evaluate_metrics, scalar_loss
 from funcpipe.model.values import tensors_in
 
 __all__ = ["weigh_layers"]
@@ -45,6 +45,7 @@ def weigh_layers(job: Job, chain: Chain, inputs: Any, target: Any) -> list[float
             elements = sum(tensor.numel() for tensor in tensors_in(value))
             weights.append(counter.get_total_flops() + FLOPS_PER_ELEMENT * elements)
         scalar_loss(job, value, target)
+        evaluate_metrics(job, value, target, 1)
     return weights
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from funcpipe.errors import ModelError
 from funcpipe.model import rng
 from funcpipe.model.chain import Layer, class_name, parameters_of
 from funcpipe.model.gradients import FlatGradients
@@ -77,6 +78,7 @@ class Stage:
         self._training: bool | None = None
         named = parameters_of(self.layers)
         self.gradients = FlatGradients(named)
+        self._frozen = [(name, item) for name, item in named if not item.requires_grad]
         self.optimizer, self.scheduler = make_optimizer(job, [item for _, item in named])
         self._own_memory = {
             slot.tensor.untyped_storage().data_ptr()
@@ -172,6 +174,12 @@ class Stage:
         """
         if self._in_flight:
             raise ValueError(f"micro-batches {sorted(self._in_flight)} have had no backward pass")
+        for name, parameter in self._frozen:
+            if parameter.grad is not None:
+                raise ModelError(
+                    f"{name} was frozen when the run began and has got a gradient since: which "
+                    "parameters are trained must be settled in job.model()"
+                )
         self.gradients.finish()
         if self.optimizer is not None:
             with rng.preserved():

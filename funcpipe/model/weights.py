@@ -26,6 +26,7 @@ from funcpipe.model.packing import (
     check_bytes,
     describe,
     pack_layer,
+    settings_digest,
     unpack_layer,
     unpack_state,
 )
@@ -149,6 +150,8 @@ def _difference(layer: Layer, entry: LayerEntry) -> str | None:
             return f"layer {entry.name!r} has {one}, not {other}"
     if len(ours) != len(theirs):
         return f"layer {entry.name!r} has {len(ours)} tensors, not {len(theirs)}"
+    if settings_digest(layer.module) != entry.settings:
+        return f"the plain attributes of layer {entry.name!r} ({entry.class_name}) differ"
     return None
 
 
@@ -189,7 +192,8 @@ def load_layers(
         difference = _difference(layer, entry)
         if difference:
             raise ModelError(
-                f"job.model() made another model here than in the driver: {difference}"
+                f"job.model() made another model here than in the driver: {difference}. It must "
+                "not depend on environment variables, arguments or unseeded random numbers"
             )
         data = fetch(entry.index, 0, entry.num_bytes)
         check_bytes(data, entry)

@@ -55,7 +55,8 @@ class Summary:
     status      "done", "failed" or "stopped"
     error       what `funcpipe.errors.describe` gives, of a failed run
     if_absent   whether the store honours conditional writes
-    seconds     setup, training, evaluation, export, total
+    seconds     setup, training (from the functions' start), export, total; step: of a step, as
+                the mean from the first to the last one
     losses      of each step, in order
     requests    operation -> number, such as {"PUT": 96}; by kind: {"PUT act": 48}
     bytes       {"up": ..., "down": ...}

@@ -109,11 +109,10 @@ def _fact_rows(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def _seconds(summary: Summary) -> str:
-    text = ", ".join(f"{name} {value:.1f}" for name, value in summary.seconds.items())
-    training = summary.seconds.get("training")
-    if training is None or not summary.steps:
-        return text
-    return f"{text}; training step {training / summary.steps:.3f}"
+    phases = {name: value for name, value in summary.seconds.items() if name != "step"}
+    text = ", ".join(f"{name} {value:.1f}" for name, value in phases.items())
+    step = summary.seconds.get("step")
+    return text if step is None else f"{text}; step {step:.3f}"
 
 
 def _requests(summary: Summary) -> str:

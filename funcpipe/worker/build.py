@@ -18,6 +18,7 @@ from funcpipe.model.sampling import Fetcher, loss_scales
 from funcpipe.model.stage import Stage
 from funcpipe.model.weights import load_layers
 from funcpipe.passes import Pass
+from funcpipe.sameness import check_same, data_fingerprint, job_settings, optimizer_settings
 from funcpipe.store.base import ObjectStore
 from funcpipe.usercode import user_code
 from funcpipe.worker.memory import resident_bytes
@@ -114,6 +115,9 @@ def build_stage(
 ) -> BuiltStage:
     """Build this stage only: its own layers from the store, data at the two ends."""
     spec = invocation.spec
+    settings = spec.settings
+    if settings:
+        check_same("the job", job_settings(job), settings["job"])
     manifest = json.loads(bytes(store.get(spec.run.manifest())))
     place = spec.plan.stages[invocation.stage]
 
@@ -124,19 +128,24 @@ def build_stage(
         layers = load_layers(job, manifest, place.first_layer, place.stop_layer, fetch)
     with user_code("making the optimiser", roots=roots):
         stage = Stage(layers, job=job, num_layers=spec.plan.num_layers)
+    if settings:
+        there = settings["optimizers"][invocation.stage]
+        check_same("the optimiser", optimizer_settings(stage.optimizer), there)
     built = BuiltStage(job, stage, None, None, roots)
     if invocation.is_first or invocation.is_last:
         began, before = time.perf_counter(), resident_bytes()
         with user_code("loading the data", roots=roots):
-            built.train = _fetcher(job, spec.num_train, evaluation=False)
+            built.train = _fetcher(job, spec, evaluation=False)
             if spec.num_eval:
-                built.evaluation = _fetcher(job, spec.num_eval, evaluation=True)
+                built.evaluation = _fetcher(job, spec, evaluation=True)
         built.data.seconds = time.perf_counter() - began
         built.data.resident = max(0, resident_bytes() - before)
     return built
 
 
-def _fetcher(job: Job, expected: int, *, evaluation: bool) -> Fetcher:
+def _fetcher(job: Job, spec: RunSpec, *, evaluation: bool) -> Fetcher:
+    """Of the very data that the driver saw: every stage must see the same."""
+    expected = spec.num_eval if evaluation else spec.num_train
     dataset = build_data(job, evaluation=evaluation)
     if len(dataset) != expected:
         which = "eval_data" if evaluation else "train_data"
@@ -145,4 +154,7 @@ def _fetcher(job: Job, expected: int, *, evaluation: bool) -> Fetcher:
             "every function must see the same data"
         )
     name = "job.eval_data()" if evaluation else "job.train_data()"
-    return Fetcher(dataset, collate=job.collate, seed=job.seed, name=name)
+    fetcher = Fetcher(dataset, collate=job.collate, seed=job.seed, name=name)
+    if spec.settings:
+        check_same(name, data_fingerprint(fetcher), spec.settings["data"][int(evaluation)])
+    return fetcher

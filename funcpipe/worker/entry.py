@@ -19,8 +19,9 @@ from funcpipe.control import Watch
 from funcpipe.errors import FuncpipeError, Stopped, StoreError, describe, to_log
 from funcpipe.invocation import Invocation
 from funcpipe.job import Job
-from funcpipe.model.chain import state_of
+from funcpipe.model.chain import parameters_of, separate, state_of
 from funcpipe.passes import Pass, passes, program_of
+from funcpipe.sameness import weights_digest
 from funcpipe.schedule.action import Action, Lane
 from funcpipe.schedule.execute import Start
 from funcpipe.schedule.program import Program
@@ -203,7 +204,8 @@ class FunctionWorker:
             raise FuncpipeError("nothing was built, so nothing can be exported")
         if place.replica == 0:
             for layer in built.stage.layers:
-                self._store.put(self._spec.run.final_layer(layer.index), save(state_of((layer,))))
+                state = separate(state_of((layer,)))
+                self._store.put(self._spec.run.final_layer(layer.index), save(state))
         usage = self._store.counts()
         result = {
             "stage": place.stage,
@@ -220,12 +222,19 @@ class FunctionWorker:
             "usage": usage.to_dict(),
             "began_at": self._timeline.began_at,
             "timeline": self._timeline.rows(),
+            "weights": weights_digest([p for _, p in parameters_of(built.stage.layers)]),
+            "buffers": weights_digest(list(_buffers(built))),
             "threads": torch.get_num_threads(),
             "capability": torch.backends.cpu.get_cpu_capability(),
             "torch": torch.__version__,
         }
         key = self._spec.keys.result(place.stage, place.replica)
         self._store.put(key, json.dumps(result).encode())
+
+
+def _buffers(built: BuiltStage) -> Iterator[torch.Tensor]:
+    for layer in built.stage.layers:
+        yield from layer.module.buffers()
 
 
 def _passes(job: Job, invocation: Invocation) -> Iterator[Pass]:

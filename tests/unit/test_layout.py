@@ -26,6 +26,7 @@ ARROWS: dict[str, str] = {
     "control": "keys store",
     "invocation": "control keys partitioner.plan schedule store",
     "passes": "job model.sampling schedule",
+    "sameness": "job model wire",
     "partitioner": "schedule",
     "job": "",
     "usercode": "",
@@ -37,14 +38,14 @@ ARROWS: dict[str, str] = {
     "wire": "store",
     "model": "job usercode",
     "sync": "keys schedule store wire",
-    "worker": "bundle control invocation job keys model partitioner.plan passes schedule store "
-    "sync usercode wire",
+    "worker": "bundle control invocation job keys model partitioner.plan passes sameness schedule "
+    "store sync usercode wire",
     "functions": "worker",
     "report": "schedule",
     "deploy": "bundle driver.host keys partitioner store",
     "emulator": "driver.host keys partitioner store",
     "driver": "bundle control deploy emulator invocation job keys locate model partitioner "
-    "passes report schedule store sync usercode wire",
+    "passes report sameness schedule store sync usercode wire",
     "api": "bundle driver job locate model partitioner report store usercode",
     "cli": "api report",
 }

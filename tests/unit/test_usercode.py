@@ -222,9 +222,18 @@ def test_in_a_function_a_missing_file_of_the_job_tells_what_to_include(
 def test_in_a_function_other_missing_files_are_the_users_error(
     tmp_path: Path, user: ModuleType
 ) -> None:
-    for exc in (caught(user.opens, "/no/such/file"), FileNotFoundError("no name")):
-        error = explain(exc, "train_data", roots=[tmp_path], kind=JobImportError)
-        assert type(error) is JobImportError
+    exc = caught(user.opens, "/no/such/file")
+    error = explain(exc, "train_data", roots=[tmp_path], kind=JobImportError)
+    assert type(error) is JobImportError
+
+
+@pytest.mark.usefixtures("in_function")
+def test_in_a_function_a_missing_file_without_a_name_points_to_include(tmp_path: Path) -> None:
+    exc = FileNotFoundError("table.csv not found.")  # as numpy raises it
+    error = explain(exc, "train_data", roots=[tmp_path], kind=JobImportError)
+    assert type(error) is BundleError
+    assert "table.csv not found" in error.message
+    assert "include=" in error.message
 
 
 @pytest.mark.usefixtures("in_function")
