@@ -84,6 +84,8 @@ class RunOptions:
                 raise PlanError(f"{name} is {value!r}; a whole number is needed")
             if value is not None and value < 1:
                 raise PlanError(f"{name} is {value}; at least 1 is needed")
+        if self.in_flight is not None and self.schedule != "1f1b" and self.plan is None:
+            raise PlanError("in_flight belongs to the schedule 1f1b: choose that, or leave it out")
         chosen = [name for name in _PLANNED if getattr(self, name) is not None]
         if self.plan is not None and chosen:
             raise PlanError(

@@ -60,6 +60,8 @@ def _parts(summary: Summary, width: int) -> Iterator[RenderableType]:
     yield _facts(summary)
     if summary.requests_by_kind:
         yield _requests_by_kind(summary.requests_by_kind)
+    if summary.status != "done":
+        yield Text("No model was written.")
     if summary.functions:
         yield _functions(summary.functions, narrow=width < _NARROW)
 
@@ -87,8 +89,9 @@ def _facts(summary: Summary) -> Table:
 
 
 def _fact_rows(summary: Summary) -> Iterator[tuple[str, str]]:
+    when = "" if summary.status == "done" else " (at its last evaluation; that model was not kept)"
     for name, value in summary.metrics.items():
-        yield name, f"{value:.4f}"
+        yield name, f"{value:.4f}{when}"
     if summary.losses:
         yield "training loss", f"{summary.losses[0]:.4f} -> {summary.losses[-1]:.4f}"
     if summary.seconds:
@@ -104,7 +107,7 @@ def _fact_rows(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "requests", _requests(summary)
     if summary.driver_requests:
         yield "of the driver", _counts(summary.driver_requests)
-    if summary.bytes:
+    if summary.functions:  # only functions that came to their end have told what they moved
         yield "bytes", ", ".join(f"{format_bytes(n)} {way}" for way, n in summary.bytes.items())
 
 

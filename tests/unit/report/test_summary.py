@@ -139,6 +139,8 @@ job            job.py, 1 epoch
 plan           none
 ran on         local, store directory
 warning        this store ignores conditional writes, so leases are not exclusive
+
+No model was written.
 """
 
 
