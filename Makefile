@@ -46,7 +46,7 @@ $(STAMP): pyproject.toml constraints.txt $(REMAKE)
 	@{ $(IS_WHOLE); } || $(PYTHON) -m venv --clear $(VENV)
 	@rm -f $(STAMP)
 	@$(PIP_INSTALL) setuptools
-	@$(PIP_INSTALL) --no-build-isolation --config-settings editable_mode=compat --editable '.[dev]'
+	@$(PIP_INSTALL) --no-build-isolation --editable '.[dev]'
 	@printf '%s\n' '$(CURDIR)' > $@
 
 demo: $(STAMP)
