@@ -14,7 +14,7 @@ from funcpipe.partitioner.plan import Plan
 from funcpipe.schedule.program import Shape
 from funcpipe.store.open import StoreSpec
 
-__all__ = ["Invocation", "RunSpec"]
+__all__ = ["Invocation", "RunSpec", "shape_of"]
 
 FORMAT = 1
 
@@ -62,13 +62,18 @@ class RunSpec:
 
     @property
     def shape(self) -> Shape:
-        return Shape(
-            degrees=self.plan.degrees,
-            trains=self.trains,
-            schedule=self.plan.schedule,
-            in_flight=self.plan.in_flight,
-            sync=self.plan.sync,
-        )
+        return shape_of(self.plan, self.trains)
+
+
+def shape_of(plan: Plan, trains: tuple[bool, ...]) -> Shape:
+    """What programs depend on. trains: whether a stage has parameters to train."""
+    return Shape(
+        degrees=plan.degrees,
+        trains=trains,
+        schedule=plan.schedule,
+        in_flight=plan.in_flight,
+        sync=plan.sync,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ something else without a word. The driver notes what it saw; functions compare.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import xxhash
@@ -17,6 +17,7 @@ from funcpipe import wire
 from funcpipe.errors import JobError, ModelError
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.optim import Optimizer
 
     from funcpipe.job import Job
@@ -62,21 +63,22 @@ def data_fingerprint(fetcher: Fetcher) -> str:
     last = fetcher.num_samples - 1
     ids = sorted({0, last // 2, last})
     samples = fetcher.load(ids, step=0, micro_batch=0)
+    return _digest(samples)
+
+
+def weights_digest(tensors: Iterable[Tensor]) -> str:
+    """A digest of the tensors' bits: equal for replicas that have stayed the same; or empty."""
+    return _digest(tensor.detach().cpu() for tensor in tensors)
+
+
+def _digest(values: Iterable[Any]) -> str:
+    """Of what travels as plain bytes; empty, and so never different, if some of it does not."""
+    state = xxhash.xxh3_64()
     try:
-        frames = wire.encode(tuple(samples))
+        for frame in wire.encode(tuple(values)):
+            state.update(frame)
     except ModelError:
         return ""
-    state = xxhash.xxh3_64()
-    for frame in frames:
-        state.update(frame)
-    return state.hexdigest()
-
-
-def weights_digest(tensors: Sequence[Any]) -> str:
-    """A digest of the tensors' bits: equal for replicas that have stayed the same."""
-    state = xxhash.xxh3_64()
-    for frame in wire.encode(tuple(tensor.detach().cpu() for tensor in tensors)):
-        state.update(frame)
     return state.hexdigest()
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from funcpipe import bundle
 from funcpipe.control import Control, publish
 from funcpipe.driver.options import RunOptions
 from funcpipe.errors import JobError, PlanError
-from funcpipe.invocation import RunSpec
+from funcpipe.invocation import RunSpec, shape_of
 from funcpipe.job import Job
 from funcpipe.keys import Run
 from funcpipe.locate import LoadedJob
@@ -30,6 +30,9 @@ from funcpipe.schedule.validate import validate
 from funcpipe.store.base import ObjectStore
 from funcpipe.store.open import StoreSpec
 from funcpipe.usercode import user_code
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
 
 __all__ = ["Prepared", "choose_plan", "layers_text", "prepare", "store_model", "upload"]
 
@@ -71,15 +74,20 @@ def prepare(loaded: LoadedJob, options: RunOptions) -> Prepared:
     plan = choose_plan(job, options, weights)
     with user_code("making the optimiser", roots=roots), rng.preserved():
         optimizers = _try_optimizers(job, chain, plan)
+    trains = tuple(_trains(chain, stage) for stage in plan.stages)
+    num_steps = total_steps(job, num_train=num_train, steps=options.steps)
+    size = plan.micro_batch_size
+    sizes = distinct_sizes(job, num_train=num_train, num_steps=num_steps, micro_batch_size=size)
+    validate(shape_of(plan, trains), num_micro_batches=sizes, evaluation=-(-num_eval // size))
     return Prepared(
         loaded=loaded,
         chain=chain,
         plan=plan,
         packed=packed,
-        trains=tuple(_trains(chain, stage) for stage in plan.stages),
+        trains=trains,
         num_train=num_train,
         num_eval=num_eval,
-        num_steps=total_steps(job, num_train=num_train, steps=options.steps),
+        num_steps=num_steps,
         settings={"job": job_settings(job), "optimizers": optimizers, "data": sample.prints},
         caveats=tuple(caveats(chain)),
     )
@@ -113,15 +121,16 @@ def _look_at_data(loaded: LoadedJob, options: RunOptions) -> tuple[int, int, _Sa
 
 def _try_optimizers(job: Job, chain: Chain, plan: Plan) -> list[Any]:
     """Make each stage's optimiser, and one of the whole model, which must treat all alike."""
-    whole = _options_by_parameter(job, parameters_of(chain.layers))
+    everything = parameters_of(chain.layers)
+    whole = _options_by_parameter(_optimizer_of(job, everything), everything)
     settings = []
     for stage in plan.stages:
         named = parameters_of(chain.layers[stage.first_layer : stage.stop_layer])
-        optimizer, _ = make_optimizer(job, [parameter for _, parameter in named])
+        optimizer = _optimizer_of(job, named)
         settings.append(optimizer_settings(optimizer))
         if optimizer is None:
             continue
-        for name, options in _options_by_parameter(job, named).items():
+        for name, options in _options_by_parameter(optimizer, named).items():
             if whole[name] != options:
                 raise JobError(
                     f"job.optimizer(params) treats {name} otherwise when it is given one stage's "
@@ -132,8 +141,13 @@ def _try_optimizers(job: Job, chain: Chain, plan: Plan) -> list[Any]:
     return settings
 
 
-def _options_by_parameter(job: Job, named: Sequence[tuple[str, Any]]) -> dict[str, str]:
-    optimizer, _ = make_optimizer(job, [parameter for _, parameter in named])
+def _optimizer_of(job: Job, named: Sequence[tuple[str, Any]]) -> Optimizer | None:
+    return make_optimizer(job, [parameter for _, parameter in named])[0]
+
+
+def _options_by_parameter(
+    optimizer: Optimizer | None, named: Sequence[tuple[str, Any]]
+) -> dict[str, str]:
     found: dict[int, str] = {}
     for group in optimizer.param_groups if optimizer is not None else ():
         found |= {id(parameter): group_options(group) for parameter in group["params"]}
@@ -188,9 +202,8 @@ def upload(
     report_every: int,
     note: Callable[[str], None],
 ) -> RunSpec:
-    """Prove the schedule, then store the control object, the bundle and each layer's weights."""
+    """Store the control object, the bundle and each layer's weights."""
     plan, job, run = prepared.plan, prepared.loaded.job, Run(root)
-    size = plan.micro_batch_size
     run_spec = RunSpec(
         root=root,
         attempt=1,
@@ -207,10 +220,6 @@ def upload(
         settings=prepared.settings,
         report_every=report_every,
     )
-    sizes = distinct_sizes(
-        job, num_train=prepared.num_train, num_steps=prepared.num_steps, micro_batch_size=size
-    )
-    validate(run_spec.shape, num_micro_batches=sizes, evaluation=-(-prepared.num_eval // size))
     publish(store, run, Control(version=1, attempt=1))
     store.put(run.bundle(prepared.packed.digest), prepared.packed.data)
     with user_code("building the model without memory", roots=(prepared.loaded.root,)):
