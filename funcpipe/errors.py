@@ -23,7 +23,10 @@
     │   └── StoreUnavailable     unreachable, throttled or failing after bounded retries
     ├── PlatformError            the platform refused or lost a function, or is not known
     │   ├── FunctionLost         a function ended without a result
-    │   └── OutOfMemory          a function exceeded its memory
+    │   ├── OutOfMemory          a function exceeded its memory
+    │   ├── TimeLimitExceeded    a function ran longer than the platform allows
+    │   ├── Throttled            too many functions at once: the platform answered 429
+    │   └── PayloadTooLarge      what a function is told exceeds what the platform takes
     ├── ServerError              a local store server could not be started
     └── Stopped                  the run was stopped on purpose
         └── Superseded           another attempt or a duplicate owns this worker's place
@@ -51,6 +54,7 @@ __all__ = [
     "ObjectExists",
     "ObjectMissing",
     "OutOfMemory",
+    "PayloadTooLarge",
     "PlanError",
     "PlatformError",
     "ScheduleError",
@@ -61,6 +65,8 @@ __all__ = [
     "StoreFull",
     "StoreUnavailable",
     "Superseded",
+    "Throttled",
+    "TimeLimitExceeded",
     "TrainingError",
     "UserCodeError",
     "WaitTimeout",
@@ -207,6 +213,18 @@ class FunctionLost(PlatformError):
 
 
 class OutOfMemory(PlatformError):
+    pass
+
+
+class TimeLimitExceeded(PlatformError):
+    pass
+
+
+class Throttled(PlatformError):
+    pass
+
+
+class PayloadTooLarge(PlatformError):
     pass
 
 

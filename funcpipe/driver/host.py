@@ -8,7 +8,9 @@ from typing import Literal, Protocol, TypeAlias
 
 __all__ = ["Exit", "FunctionHost", "Reason"]
 
-Reason: TypeAlias = Literal["done", "failed", "crashed", "killed", "stopped"]
+Reason: TypeAlias = Literal[
+    "done", "failed", "crashed", "killed", "stopped", "out-of-memory", "time-limit"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,8 +19,10 @@ class Exit:
 
     ``done``: code 0. ``failed``: code 1, the worker has written its own error. ``killed``: by
     SIGKILL that was not ours, perhaps for want of memory. ``crashed``: any other signal or code.
-    ``stopped``: ended because `FunctionHost.stop` asked. `code` is minus the signal's number for
-    a signal and None where the platform tells none; `log_tail` is the end of what it printed.
+    ``stopped``: ended because `FunctionHost.stop` asked. ``out-of-memory`` and ``time-limit``: the
+    platform ended it, for holding more memory than its tier has or for running too long. `code`
+    is minus the signal's number for a signal and None where the platform tells none; `log_tail`
+    is the end of what it printed.
     """
 
     id: str

@@ -21,6 +21,7 @@ ARROWS: dict[str, str] = {
     "": "api job locate report",
     "__main__": "cli",
     "errors": "",
+    "clock": "",
     "keys": "",
     "schedule": "sync.plan",
     "control": "keys store",
@@ -38,13 +39,13 @@ ARROWS: dict[str, str] = {
     "wire": "store",
     "model": "job usercode",
     "sync": "keys schedule store wire",
-    "worker": "bundle control invocation job keys model partitioner.plan passes sameness schedule "
-    "store sync usercode wire",
+    "worker": "bundle clock control invocation job keys model partitioner.plan passes sameness "
+    "schedule store sync usercode wire",
     "functions": "worker",
     "report": "schedule",
     "deploy": "bundle driver.host keys partitioner store",
-    "emulator": "driver.host keys partitioner store",
-    "driver": "bundle control deploy emulator invocation job keys locate model partitioner "
+    "emulator": "clock driver.host keys partitioner store",
+    "driver": "bundle clock control deploy emulator invocation job keys locate model partitioner "
     "passes report sameness schedule store sync usercode wire",
     "api": "bundle driver job locate model partitioner report store usercode",
     "cli": "api report",
