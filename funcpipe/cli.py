@@ -325,6 +325,22 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _figure(text: str) -> tuple[str, str]:
+    path, equals, value = text.partition("=")
+    if not (path and equals and value):
+        raise argparse.ArgumentTypeError(
+            f"expected FIGURE=VALUE such as network.latency_s=0.05, found {text!r}"
+        )
+    return path, value
+
+
+class _Figures(argparse.Action):
+    """Collects ``FIGURE=VALUE`` into a mapping."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        setattr(namespace, self.dest, {**getattr(namespace, self.dest, {}), values[0]: values[1]})
+
+
 def _counts(text: str) -> tuple[int, ...]:
     try:
         return tuple(_count(part.strip()) for part in text.split(","))
@@ -350,12 +366,15 @@ _GROUPS: dict[str, dict[str, dict[str, Any]]] = {
                       "and backward at the first stage (default: the number of stages)"},
         "sync": {"choices": ("pipelined", "three-phase"), "help": "how replicas of a stage add up "
                  "their gradients (default: pipelined)"},
+        "memory_mb": {"type": _counts, "metavar": "MB[,MB..]", "help": "memory of each function: one "
+                      "number for all stages, or one for each; their share of a CPU grows with it "
+                      "(default: the platform's, such as 1769)"},
         "plan": {"type": Path, "metavar": "plan.json", "help": "run exactly this plan, instead of "
                  "the options above; every run writes its own into its folder"},
     },
     "where it runs": {
-        "platform": {"metavar": "NAME", "help": "what runs the functions; so far `local`, "
-                     "processes on this machine (default: local)"},
+        "platform": {"metavar": "NAME", "help": "what runs the functions; so far `local`, an "
+                     "emulated platform on this machine (default: local)"},
         "store": {"metavar": "STORE", "help": "where they exchange objects: auto (minio if there "
                   "is one on PATH or in FUNCPIPE_MINIO, else seaweedfs), minio, seaweedfs or "
                   "juicefs, each started here and gone after the run; a directory; or "
@@ -366,7 +385,18 @@ _GROUPS: dict[str, dict[str, dict[str, Any]]] = {
         "region": {"metavar": "R", "help": "with s3://: the bucket's region"},
         "threads": {"type": _count, "metavar": "N", "help": "threads of the numerical libraries "
                     "in each function; results have the same bits only for the same number "
-                    "(default: 1)"},
+                    "(default: what the platform gives a function of its memory)"},
+    },
+    "the emulated platform": {
+        "emulate": {"metavar": "NAME|FILE", "help": "what `local` emulates: a name that `funcpipe "
+                    "platforms` lists, a file of your own, or none: no limits, no prices "
+                    "(default: aws-lambda)"},
+        "set": {"type": _figure, "action": _Figures, "metavar": "FIGURE=VALUE", "help": "change a "
+                "figure of it, such as network.latency_s=0.05; may be given several times"},
+        "dilation": {"type": float, "metavar": "X", "help": "emulate X times slower than real time; "
+                     "seconds are then the platform's (default: as slow as this machine needs)"},
+        "emulate_seed": {"type": int, "metavar": "N", "help": "decides which invocations the "
+                         "platform delivers twice, if any (default: 0)"},
     },
     "the run": {
         "run_dir": {"type": Path, "metavar": "DIR", "help": "folder for what the run leaves, new "

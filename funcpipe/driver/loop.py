@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from funcpipe.clock import Clock
 from funcpipe.control import publish
+from funcpipe.driver.account import Account
 from funcpipe.driver.host import Exit, FunctionHost
 from funcpipe.driver.lost import Exited, Place
 from funcpipe.driver.machine import (
@@ -25,7 +26,7 @@ from funcpipe.driver.machine import (
     ResultSeen,
     StopAll,
 )
-from funcpipe.errors import ObjectMissing, StoreError
+from funcpipe.errors import ObjectMissing, StoreError, Throttled
 from funcpipe.invocation import Invocation, RunSpec
 from funcpipe.store.base import ObjectStore
 
@@ -34,9 +35,14 @@ __all__ = ["Loop", "Tell"]
 Tell = Callable[[str, Mapping[str, Any]], None]
 """Takes an event's name and its fields."""
 
+# Looks into the store, in platform seconds: each costs a request.
 LEAST_POLL_S, MOST_POLL_S = 0.03, 0.5
-FIRST_POLL_S = 0.25  # until the first report: functions take seconds to start, looks cost requests
+FIRST_POLL_S = 0.25  # until the first report: functions take seconds to start
 FAULT_POLL_S = 1.0
+# Looks at the host cost nothing: how soon the end of a function is noticed, in real seconds.
+HOST_POLL_S = 0.1
+# A start that is answered with 429 is tried again; those that run meanwhile wait, and cost.
+THROTTLED_FIRST_S, THROTTLED_MOST_S, THROTTLED_PATIENCE_S = 0.5, 8.0, 120.0
 
 
 class Loop:
@@ -50,6 +56,8 @@ class Loop:
         host: FunctionHost,
         store: ObjectStore,
         tell: Tell,
+        account: Account,
+        dilation: float,
         interrupted: threading.Event,
     ) -> None:
         self._spec = spec
@@ -57,41 +65,71 @@ class Loop:
         self._host = host
         self._store = store
         self._tell = tell
+        self._account = account
+        self._clock = Clock(dilation)
         self._interrupted = interrupted
         self._places: dict[str, Place] = {}
         self._next_report = dict.fromkeys(machine.reporters, 0)
         self._poll_s = FIRST_POLL_S
         self._reported_at = 0.0
-        self._fault_due = time.monotonic() + FAULT_POLL_S
+        self._report_due = 0.0
+        self._fault_due = self._clock.now() + FAULT_POLL_S
 
     def run(self, invocations: list[Invocation]) -> None:
         """Until done; raises the error that ended the run otherwise."""
         for one in invocations:
-            memory_mb = one.spec.plan.stages[one.stage].memory_mb
-            name = f"stage{one.stage}-replica{one.replica}"
-            identity = self._host.start(one.encode(), name=name, memory_mb=memory_mb)
-            self._places[identity] = (one.stage, one.replica)
-            self._tell("function_started", {"stage": one.stage, "replica": one.replica})
+            if not self._machine.finished:
+                self._start(one)
         while not self._machine.finished:
-            busy = self._look()
-            if not self._machine.finished and not busy:
-                self._interrupted.wait(self._poll_s)
+            self._step(self._poll_s)
+        self._account.tell_ended(self._tell)
         if self._machine.error is not None:
             raise self._machine.error
+
+    def _start(self, one: Invocation) -> None:
+        """Invoke a function; while the platform refuses for want of room, wait and look around."""
+        memory_mb = one.spec.plan.stages[one.stage].memory_mb
+        name = f"stage{one.stage}-replica{one.replica}"
+        began, pause_s = self._clock.now(), THROTTLED_FIRST_S
+        while True:
+            try:
+                identity = self._host.start(one.encode(), name=name, memory_mb=memory_mb)
+                break
+            except Throttled as error:
+                waited_s = self._clock.now() - began
+                if waited_s >= THROTTLED_PATIENCE_S:
+                    raise error.at(stage=one.stage, replica=one.replica) from None
+                self._tell("throttled", {"name": name, "waited_s": round(waited_s, 3)})
+                until = self._clock.now() + pause_s
+                while self._clock.now() < until:
+                    self._step(pause_s)
+                    if self._machine.finished:
+                        return
+                pause_s = min(2 * pause_s, THROTTLED_MOST_S)
+        self._places[identity] = (one.stage, one.replica)
+        self._tell("function_started", {"stage": one.stage, "replica": one.replica})
+
+    def _step(self, poll_s: float) -> None:
+        """Look around; if nothing has happened, wait a little, but not long for the host."""
+        if not self._look() and not self._machine.finished:
+            self._interrupted.wait(min(poll_s * self._clock.dilation, HOST_POLL_S))
 
     def _look(self) -> bool:
         """One round over everything that may have happened; whether anything had."""
         if self._interrupted.is_set():
             self._handle(Interrupted("interrupted"))
             return True
-        busy = False
-        for place in list(self._next_report):
-            busy |= self._read_report(place)
+        busy, now = False, self._clock.now()
+        if now >= self._report_due:
+            for place in list(self._next_report):
+                busy |= self._read_report(place)
+            self._report_due = self._clock.now() + (0.0 if busy else self._poll_s)
         for ended in self._host.exits():
             busy = True
             self._ended(ended)
-        if time.monotonic() >= self._fault_due:
-            self._fault_due = time.monotonic() + FAULT_POLL_S
+        self._account.tell_ended(self._tell)
+        if now >= self._fault_due:
+            self._fault_due = self._clock.now() + FAULT_POLL_S
             self._handle(FaultSeen(self._read(self._spec.keys.fault())))
         return busy
 
@@ -99,7 +137,7 @@ class Loop:
         place = self._places[ended.id]
         while self._read_report(place):
             pass
-        self._handle(Exited(place, ended.reason, ended.code, ended.log_tail))
+        self._handle(Exited(place, ended.reason, ended.code, ended.log_tail, ended.detail))
 
     def _read_report(self, place: Place) -> bool:
         """The next report of a function, if it is there: one GET, and a DELETE when it was."""
@@ -118,7 +156,7 @@ class Loop:
 
     def _pace(self) -> None:
         """Look twice in the time between two reports: often enough, and a miss costs a request."""
-        now = time.monotonic()
+        now = self._clock.now()
         if self._reported_at:
             between = now - self._reported_at
             self._poll_s = min(MOST_POLL_S, max(LEAST_POLL_S, between / 2))
@@ -137,7 +175,7 @@ class Loop:
     def _do(self, instruction: Instruction) -> None:
         match instruction:
             case Announce(name, fields):
-                self._tell(name, {**fields, "alive": self._host.alive()})
+                self._announce(name, {**fields, "alive": self._host.alive()})
             case ReadFault(exited):
                 self._handle(FaultSeen(self._read(self._spec.keys.fault()), exited))
             case ReadResult(place):
@@ -146,6 +184,12 @@ class Loop:
                 self._stop(reason)
             case Finish():
                 pass
+
+    def _announce(self, name: str, fields: Mapping[str, Any]) -> None:
+        if name == "step":
+            bill = self._account.bill()
+            fields = {**fields, "dollars": bill.total, "requests": bill.num_requests}
+        self._tell(name, fields)
 
     def _stop(self, reason: str) -> None:
         """Tell blocked workers through the store, then end what is still there."""

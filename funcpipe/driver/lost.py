@@ -7,13 +7,27 @@ import signal
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from funcpipe.errors import FuncpipeError, FunctionLost, from_log
+from funcpipe.errors import FuncpipeError, FunctionLost, OutOfMemory, TimeLimitExceeded, from_log
 
-__all__ = ["Exited", "Place", "lost"]
+__all__ = ["BROKEN_LIMITS", "Exited", "Place", "lost"]
 
 Place: TypeAlias = tuple[int, int]
 """Stage and replica."""
 
+# What a platform's limits are called when they are broken, and what helps.
+_LIMITS: dict[str, tuple[type[FuncpipeError], str, str]] = {
+    "out-of-memory": (
+        OutOfMemory,
+        "ran out of memory",
+        "Give this stage more memory (--memory), fewer layers, or smaller micro-batches",
+    ),
+    "time-limit": (
+        TimeLimitExceeded,
+        "exceeded the time limit",
+        "Train fewer steps in one run, or choose larger functions",
+    ),
+}
+BROKEN_LIMITS = frozenset(_LIMITS)
 _LAST_LINES = 10
 _BUNDLE = "/bundle/"  # where a function unpacks the user's code
 # What Python's faulthandler prints when a signal such as SIGSEGV ends the process.
@@ -29,6 +43,7 @@ class Exited:
     reason: str
     code: int | None
     log_tail: str = ""
+    detail: str = ""
 
 
 def lost(exited: Exited, *, progress: str) -> FuncpipeError:
@@ -37,6 +52,13 @@ def lost(exited: Exited, *, progress: str) -> FuncpipeError:
     progress: how far the run had come, such as "2 of 12 steps".
     """
     stage, replica = exited.place
+    if exited.reason in _LIMITS:
+        kind, what, remedy = _LIMITS[exited.reason]
+        return kind(
+            f"the function {what}, after {progress}: {exited.detail}. {remedy}",
+            stage=stage,
+            replica=replica,
+        )
     if (told := from_log(exited.log_tail)) is not None:
         return told.at(stage=stage, replica=replica)
     printed, where = _split_crash(exited.log_tail)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from funcpipe.driver.lost import Exited, Place, lost
+from funcpipe.driver.lost import BROKEN_LIMITS, Exited, Place, lost
 from funcpipe.errors import FuncpipeError, FunctionLost, Stopped, revive
 
 __all__ = [
@@ -139,6 +139,9 @@ class DriverMachine:
     def _exited(self, event: Exited) -> list[Instruction]:
         if event.reason == "stopped" or event.place in self.results:
             return []
+        if event.reason in BROKEN_LIMITS:
+            # What its peers say about it by now is a consequence.
+            return self._fail(lost(event, progress=self._progress()))
         return [ReadResult(event.place) if event.reason == "done" else ReadFault(event)]
 
     def _fault(self, event: FaultSeen) -> list[Instruction]:
@@ -146,8 +149,10 @@ class DriverMachine:
             return self._fail(revive(event.data))
         if event.exited is None:
             return []
-        progress = f"{len(self.losses)} of {self._num_steps} steps"
-        return self._fail(lost(event.exited, progress=progress))
+        return self._fail(lost(event.exited, progress=self._progress()))
+
+    def _progress(self) -> str:
+        return f"{len(self.losses)} of {self._num_steps} steps"
 
     def _result(self, place: Place, result: Mapping[str, Any] | None) -> list[Instruction]:
         if result is None:

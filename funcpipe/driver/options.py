@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,14 @@ class RunOptions:
 
     stages, replicas, micro_batch_size: None lets funcpipe choose. store: ``auto``, ``minio``,
     ``seaweedfs``, ``juicefs``, a directory, or an S3 URL (with `endpoint` and `region` unless it
-    is AWS). steps: stop after so many training steps. threads: of each function.
+    is AWS). steps: stop after so many training steps. threads: of each function; None: what the
+    platform gives a function of its memory.
+
+    emulate: the platform that ``local`` emulates, by name or as a file; ``none``: no limits and no
+    prices. set: figures of it to change, such as {"network.latency_s": "0.05"}. memory_mb: of each
+    function, or one per stage (None: the platform's default). dilation: how much slower than real
+    time it runs (None: as slow as this machine needs). emulate_seed: which invocations the
+    platform delivers twice.
     """
 
     plan: Plan | None = None
@@ -34,13 +41,18 @@ class RunOptions:
     schedule: str | None = None
     in_flight: int | None = None
     sync: str | None = None
+    memory_mb: tuple[int, ...] | None = None
     platform: str = "local"
+    emulate: str = "aws-lambda"
+    set: Mapping[str, str] = field(default_factory=dict)
+    dilation: float | None = None
+    emulate_seed: int = 0
     store: str = "auto"
     endpoint: str | None = None
     region: str | None = None
     run_dir: Path | None = None
     steps: int | None = None
-    threads: int = 1
+    threads: int | None = None
     report_every: int = 1
 
     @staticmethod
@@ -53,13 +65,14 @@ class RunOptions:
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise PlanError(f"unknown option {name!r}{hint}; known: {', '.join(known)}")
         chosen = dict(fields)
-        replicas = chosen.get("replicas")
-        if isinstance(replicas, int):
-            chosen["replicas"] = (replicas,)
-        elif isinstance(replicas, str):
-            raise PlanError(f"replicas is {replicas!r}; give one number, or one per stage: (2, 1)")
-        elif replicas is not None:
-            chosen["replicas"] = tuple(replicas)
+        for name in ("replicas", "memory_mb"):
+            value = chosen.get(name)
+            if isinstance(value, int):
+                chosen[name] = (value,)
+            elif isinstance(value, str):
+                raise PlanError(f"{name} is {value!r}; give one number, or one per stage: (2, 1)")
+            elif value is not None:
+                chosen[name] = tuple(value)
         if chosen.get("run_dir") is not None:
             chosen["run_dir"] = Path(chosen["run_dir"])
         return RunOptions(**chosen)
@@ -79,11 +92,13 @@ class RunOptions:
             "report_every": self.report_every,
         }
         counts |= {f"replicas[{i}]": count for i, count in enumerate(self.replicas or ())}
+        counts |= {f"memory_mb[{i}]": size for i, size in enumerate(self.memory_mb or ())}
         for name, value in counts.items():
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
                 raise PlanError(f"{name} is {value!r}; a whole number is needed")
             if value is not None and value < 1:
                 raise PlanError(f"{name} is {value}; at least 1 is needed")
+        self._check_emulation()
         if self.in_flight is not None and self.schedule != "1f1b" and self.plan is None:
             raise PlanError("in_flight belongs to the schedule 1f1b: choose that, or leave it out")
         chosen = [name for name in _PLANNED if getattr(self, name) is not None]
@@ -91,6 +106,23 @@ class RunOptions:
             raise PlanError(
                 f"a plan was given, and {', '.join(chosen)} beside it: the plan says it all; "
                 "leave one of the two out"
+            )
+
+
+    def _check_emulation(self) -> None:
+        if self.dilation is not None and not (
+            isinstance(self.dilation, int | float) and 1 <= self.dilation <= 1000
+        ):
+            raise PlatformError(
+                f"dilation is {self.dilation!r}; a number from 1 to 1000 is needed (2: emulated "
+                "time runs at half of real speed), or None for what this machine needs"
+            )
+        if isinstance(self.emulate_seed, bool) or not isinstance(self.emulate_seed, int):
+            raise PlatformError(f"emulate_seed is {self.emulate_seed!r}; a whole number is needed")
+        if not isinstance(self.set, Mapping):
+            raise PlatformError(
+                f"set is {self.set!r}; figures to change are given as a mapping, such as "
+                '{"network.latency_s": "0.05"}'
             )
 
 

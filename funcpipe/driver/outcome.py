@@ -16,7 +16,6 @@ from funcpipe.store.meter import Usage
 
 __all__ = ["Outcome", "summarise"]
 
-OPERATIONS = ("PUT", "GET", "GET_MISSED", "DELETE", "LIST")
 
 
 @dataclass
@@ -35,6 +34,28 @@ class Outcome:
     usage: Callable[[], Usage] | None = None
     model_path: Path | None = None
     error: FuncpipeError | None = None
+    account: Account | None = None
+    bill: Bill | None = None
+    emulation: dict[str, Any] | None = None
+
+    def emulated(self, host: LocalHost, dilation: Dilation, tell: Tell) -> None:
+        """What runs the functions, and what of the platform is not enforced: told and kept."""
+        platform = self.prepared.platform
+        self.emulation = {
+            "platform": platform.name,
+            "title": platform.title,
+            "dilation": dilation.factor,
+            "why": dilation.why,
+            "enforced": list(host.limits.enforced),
+            "missing": list(host.limits.missing),
+            "unverified": [f.path for f in platform.figures if f.unverified is not None],
+        }
+        tell("emulator", self.emulation)
+
+    def close_account(self, tell: Tell) -> None:
+        """The final bill, once nothing runs any more."""
+        if self.account is not None:
+            self.bill = self.account.close(tell)
 
 
 def summarise(outcome: Outcome, seconds: Mapping[str, float]) -> Summary:

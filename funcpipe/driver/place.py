@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+from urllib.parse import unquote, urlsplit
 
 from funcpipe.driver.options import SERVERS, RunOptions
 from funcpipe.emulator.server import RunningServer, start_server
@@ -37,6 +38,13 @@ class Place:
     def own(self) -> bool:
         """Whether the store goes with the run."""
         return self.server is not None
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Where functions must be able to write on this machine."""
+        if self.kind != "directory":
+            return ()
+        return (Path(unquote(urlsplit(self.spec.url).path) if "://" in self.spec.url else self.spec.url),)
 
     @property
     def credentials(self) -> Credentials | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from funcpipe import bundle
 from funcpipe.control import Control, publish
 from funcpipe.driver.options import RunOptions
+from funcpipe.driver.platform import platform_of, sized
 from funcpipe.errors import JobError, PlanError
 from funcpipe.invocation import RunSpec, shape_of
 from funcpipe.job import Job
@@ -24,6 +25,7 @@ from funcpipe.model.preview import weigh_layers
 from funcpipe.model.sampling import Fetcher
 from funcpipe.model.weights import make_manifest, pack_layer
 from funcpipe.partitioner.plan import Plan, StagePlan, even_plan
+from funcpipe.partitioner.platform import PlatformSpec
 from funcpipe.passes import distinct_sizes, total_steps
 from funcpipe.sameness import data_fingerprint, group_options, job_settings, optimizer_settings
 from funcpipe.schedule.validate import validate
@@ -53,6 +55,7 @@ class Prepared:
     num_eval: int
     num_steps: int
     settings: Mapping[str, Any]
+    platform: PlatformSpec
     caveats: tuple[str, ...] = ()
 
 
@@ -62,6 +65,7 @@ def prepare(loaded: LoadedJob, options: RunOptions) -> Prepared:
     Raises whatever is wrong with the job, the model, the data or the plan.
     """
     job, roots = loaded.job, (loaded.root,)
+    platform = platform_of(options)
     packed = bundle.pack(loaded)
     with user_code("building the model", roots=roots):
         model = build_model(job)
@@ -71,7 +75,7 @@ def prepare(loaded: LoadedJob, options: RunOptions) -> Prepared:
         f"the model or the loss, tried on {sample.size} samples,", roots=roots, loss=job.loss
     ):
         weights = weigh_layers(job, chain, sample.inputs, sample.target)
-    plan = choose_plan(job, options, weights)
+    plan = sized(choose_plan(job, options, weights), platform, options.memory_mb)
     with user_code("making the optimiser", roots=roots), rng.preserved():
         optimizers = _try_optimizers(job, chain, plan)
     trains = tuple(_trains(chain, stage) for stage in plan.stages)
@@ -89,6 +93,7 @@ def prepare(loaded: LoadedJob, options: RunOptions) -> Prepared:
         num_eval=num_eval,
         num_steps=num_steps,
         settings={"job": job_settings(job), "optimizers": optimizers, "data": sample.prints},
+        platform=platform,
         caveats=tuple(caveats(chain)),
     )
 

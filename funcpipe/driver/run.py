@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from funcpipe.driver.account import Account
 from funcpipe.driver.export import export_model
 from funcpipe.driver.loop import Loop, Tell
 from funcpipe.driver.machine import DriverMachine
 from funcpipe.driver.options import RunOptions
 from funcpipe.driver.outcome import Outcome, summarise
 from funcpipe.driver.place import Place, known_secrets, open_place
+from funcpipe.driver.platform import dilation_for, host_for
 from funcpipe.driver.prepare import Prepared, prepare, upload
+from funcpipe.driver.runclock import RunClock
 from funcpipe.driver.signals import Signals
 from funcpipe.driver.timelines import write_timelines
-from funcpipe.emulator.host import LocalHost
 from funcpipe.errors import FuncpipeError, JobError, Stopped, StoreError
 from funcpipe.invocation import Invocation, RunSpec
 from funcpipe.locate import LoadedJob
@@ -44,36 +45,6 @@ Listener = Callable[[Mapping[str, Any]], None]
 """Takes one event, as it is written to the run folder."""
 
 
-@dataclass
-class _Clock:
-    """Seconds of each phase of a run."""
-
-    began: float = field(default_factory=time.monotonic)
-    phases: dict[str, float] = field(default_factory=dict)
-    first_step: float | None = None
-    num_steps: int = 0
-
-    def step_done(self) -> None:
-        """The mean from the first step to this one: what came before it was starting up."""
-        now = self.elapsed()
-        if self.first_step is None:
-            self.first_step = now
-        else:
-            self.num_steps += 1
-            self.phases["step"] = (now - self.first_step) / self.num_steps
-
-    def elapsed(self) -> float:
-        return time.monotonic() - self.began
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self.phases[name] = self.phases.get(name, 0.0) + time.monotonic() - began
-
-
 def execute(loaded: LoadedJob, options: RunOptions, *, listener: Listener | None = None) -> Summary:
     """Train the job; its summary, which also lies in the run folder.
 
@@ -81,7 +52,7 @@ def execute(loaded: LoadedJob, options: RunOptions, *, listener: Listener | None
     stored any more, and the run folder holds events, logs and a summary that says what happened.
     Wrong jobs, plans and models are refused before a folder is made or a server started.
     """
-    clock = _Clock()
+    clock = RunClock()
     with Signals() as signals:
         with clock.phase("setup"), signals.breaking_in(), _ONE_AT_A_TIME:
             prepared = prepare(loaded, options)
@@ -98,7 +69,7 @@ def execute(loaded: LoadedJob, options: RunOptions, *, listener: Listener | None
 
 
 def _recorded(
-    outcome: Outcome, folder: Path, clock: _Clock, signals: Signals, listener: Listener | None
+    outcome: Outcome, folder: Path, clock: RunClock, signals: Signals, listener: Listener | None
 ) -> Summary:
     """Run it, and write down in `folder` what happens and how it ended, whatever that is."""
     prepared, options = outcome.prepared, outcome.options
@@ -118,13 +89,18 @@ def _recorded(
     cause: BaseException | None = None
     try:
         prepared.plan.save(folder / "plan.json")
+        _save_json(folder / "platform.json", prepared.platform.to_dict())
         started = {"run_id": outcome.run_id, "job": outcome.job, "folder": str(folder)}
         tell("run_started", started | {"platform": options.platform, "store": options.store})
         tell("plan", {"plan": prepared.plan.to_dict(), "steps": prepared.num_steps})
         _run(outcome, folder, clock, tell, signals)
     except BaseException as error:  # noqa: BLE001 - raised again below, as ours
         cause, outcome.error = error, _as_ours(error)
-    clock.phases["total"] = clock.elapsed()
+    try:
+        outcome.close_account(tell)
+    except (OSError, FuncpipeError) as error:
+        cause, outcome.error = cause or error, outcome.error or _as_ours(error)
+    clock.close()
     summary = summarise(outcome, clock.phases)
     try:
         write_summary(summary, folder / "summary.json", secrets=known_secrets())
@@ -139,7 +115,7 @@ def _recorded(
     return summary
 
 
-def _run(outcome: Outcome, folder: Path, clock: _Clock, tell: Tell, signals: Signals) -> None:
+def _run(outcome: Outcome, folder: Path, clock: RunClock, tell: Tell, signals: Signals) -> None:
     """Everything between an empty store and an exported model.
 
     On leaving, whatever was taken is given back, and no signal breaks into that.
@@ -155,13 +131,13 @@ def _run(outcome: Outcome, folder: Path, clock: _Clock, tell: Tell, signals: Sig
         try:
             with clock.phase("setup"), _ONE_AT_A_TIME:
                 spec = _fill(outcome, place, store, stack, tell)
-            host = LocalHost(
-                log_folder=folder / "logs",
-                environment=place.function_environment,
-                credentials=place.credentials,
-                threads=options.threads,
-            )
+            dilation = dilation_for(prepared.plan, prepared.platform, options, place.kind)
+            host = host_for(options, prepared.platform, dilation, place, folder / "logs")
             stack.callback(host.close)
+            outcome.emulated(host, dilation, tell)
+            outcome.account = account = Account(
+                prepared.platform, host, driver=store.counts, now=clock.elapsed
+            )
             machine = outcome.machine = _machine_for(prepared)
             loop = Loop(
                 spec=spec,
@@ -169,11 +145,16 @@ def _run(outcome: Outcome, folder: Path, clock: _Clock, tell: Tell, signals: Sig
                 host=host,
                 store=store,
                 tell=tell,
+                account=account,
+                dilation=dilation.factor,
                 interrupted=signals.interrupted,
             )
-            with clock.phase("training"), signals.left_to_the_loop():
+            slowed = clock.slowed(dilation.factor)
+            with slowed, clock.phase("training"), signals.left_to_the_loop():
                 loop.run(_invocations(spec))
-            write_timelines(folder / "timeline.json", spec, machine.results)
+            write_timelines(
+                folder / "timeline.json", spec, machine.results, dilation=dilation.factor
+            )
             with clock.phase("export"):
                 outcome.model_path = export_model(
                     store,
@@ -250,6 +231,10 @@ def _make_folder(folder: Path) -> Path:
     except OSError as error:
         raise _no_folder(folder, error) from error
     return folder
+
+
+def _save_json(path: Path, data: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
 def _open_log(folder: Path) -> EventLog:

@@ -16,18 +16,23 @@ FORMAT = 1
 
 
 def write_timelines(
-    path: Path, spec: RunSpec, results: Mapping[tuple[int, int], Mapping[str, Any]]
+    path: Path,
+    spec: RunSpec,
+    results: Mapping[tuple[int, int], Mapping[str, Any]],
+    *,
+    dilation: float = 1.0,
 ) -> None:
     """`results`: those that the functions left, by stage and replica.
 
     `shape` and `run` give each worker's programs: `funcpipe.passes.passes`, `program_of`.
-    `began_at` is in seconds since 1970; rows are those of `funcpipe.worker.timeline.Record`.
+    Times are platform seconds, which take `dilation` real ones: `began_at` since a moment that all
+    workers share; rows are those of `funcpipe.worker.timeline.Record`.
     """
     workers = [
         {
             "stage": stage,
             "replica": replica,
-            "began_at": result["began_at"],
+            "began_at": result["began_at"] / dilation,
             "rows": result["timeline"],
         }
         for (stage, replica), result in sorted(results.items())

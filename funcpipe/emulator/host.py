@@ -1,99 +1,133 @@
-"""Functions as processes on this machine."""
+"""An emulated platform's functions, as processes on this machine."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
+import math
 import os
 import re
 import secrets
 import selectors
-import shutil
-import signal
-import subprocess
-import sys
 import sysconfig
 import threading
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-from funcpipe.driver.host import Exit, Reason
+from funcpipe.clock import Clock
+from funcpipe.driver.host import Execution, Exit
 from funcpipe.emulator.credentials import Credentials
+from funcpipe.emulator.environment import Environment, Sizes
+from funcpipe.emulator.forks import Template
 from funcpipe.emulator.guarded import Guarded, base_environment
-from funcpipe.emulator.logs import BoundedLog
-from funcpipe.errors import PlatformError
+from funcpipe.emulator.life import (
+    Delivered,
+    Delivery,
+    EndEnvironment,
+    Instruction,
+    Life,
+    Report,
+    Run,
+    StartEnvironment,
+)
+from funcpipe.emulator.limits import Limits
+from funcpipe.emulator.memory_watch import MemoryWatch
+from funcpipe.errors import PayloadTooLarge, PlatformError
+from funcpipe.partitioner.platform import PlatformSpec
+from funcpipe.partitioner.pricing import Use
+from funcpipe.store.meter import OPERATIONS, Usage
 
 __all__ = ["LocalHost"]
 
-_PAYLOAD_LIMIT_BYTES = 1_000_000
-_LOG_LIMIT_BYTES = 1 << 20
-_TAIL_BYTES = 4000
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
     "NUMEXPR_NUM_THREADS",
 )
+_MOST_WAIT_S = 5.0
 
 
 class LocalHost:
-    """A `FunctionHost` whose functions are ``python -m ENTRY`` in sessions of their own.
+    """A `FunctionHost` that emulates `platform`, `dilation` times slower than real time.
 
-    Each has an own working folder, which is also its home and its temporary folder, and an
-    environment made of a few harmless variables (PATH, locale), `environment` and `credentials`:
-    nothing else of the driver's is passed on. What it prints goes to ``ID.log`` in `log_folder`,
-    bounded. A function ends with the driver, however that ends, and so do the folders; of the
-    processes that a function has started, those that stay in its process group end with it.
+    Functions are forked from a template that has imported torch. Each has a working folder, which
+    is also its home and its temporary folder, and an environment made of a few harmless variables
+    (PATH, locale), `environment` and `credentials`: nothing else of the driver's is passed on.
+    What it prints goes to ``ID.log`` in `log_folder`, bounded. All of it ends with the driver,
+    however that ends. What of the platform this machine cannot enforce is in `limits`.
 
-    `memory_mb` is accepted and not enforced by this host. `threads` is what the numerical
-    libraries may use in each function. `entry` is the module that reads the payload.
+    `threads` is what the numerical libraries may use in each function (None: by its memory).
+    `writable` are folders that functions may write to beside their own: a directory store.
+    `entry` is the module that reads the payloads. `seed` decides which invocations come twice.
     """
 
     def __init__(
         self,
         *,
+        platform: PlatformSpec,
         log_folder: Path,
+        dilation: float = 1.0,
+        seed: int = 0,
         credentials: Credentials | None = None,
         environment: Mapping[str, str] | None = None,
-        threads: int = 1,
+        threads: int | None = None,
+        writable: Iterable[Path] = (),
         work_folder: Path | None = None,
         entry: str = "funcpipe.functions.local",
     ) -> None:
-        if threads < 1:
+        if threads is not None and threads < 1:
             raise PlatformError(f"threads of a function must be at least 1, not {threads}")
+        self._platform = platform
+        self._clock = Clock(dilation)
+        self._threads = threads
+        self._writable = tuple(str(path.resolve()) for path in writable)
         self._log_folder = log_folder.resolve()
         self._log_folder.mkdir(parents=True, exist_ok=True)
-        self._entry = entry
         self._guarded = Guarded(
             purpose="functions", parent=work_folder, environment=base_environment()
         )
         self.folder = self._guarded.folder
-        try:
-            library = self._library()
-        except OSError as error:
-            self._guarded.stop()
-            raise PlatformError(f"cannot prepare {self.folder}: {error}") from error
         self._environment = {
             **base_environment(),
-            **dict.fromkeys(_THREAD_VARIABLES, str(threads)),
             # A machine of a cloud would otherwise offer its own credentials, after a long wait.
             "AWS_EC2_METADATA_DISABLED": "true",
             "PYTHONHASHSEED": "0",  # all functions see a set in one order
             **(environment or {}),
             **(credentials.to_environment() if credentials else {}),
         }
-        python_path = [library, self._environment.get("PYTHONPATH")]
-        self._environment["PYTHONPATH"] = os.pathsep.join(path for path in python_path if path)
+        self._life = Life(platform, seed=seed)
         self._lock = threading.RLock()
-        self._functions: dict[str, _Function] = {}
-        self._ended: list[Exit] = []
-        self._pump = _Pump()
-        # The kernel's parent-death signal fires when the *thread* that started a process ends, so
-        # all functions are started by one thread that lives as long as the host.
-        self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="funcpipe-start")
+        self._payloads: dict[str, tuple[str, bytes]] = {}
+        self._environments: dict[str, Environment] = {}
+        self._usages: dict[int, Usage] = {}
+        self._exits: list[Exit] = []
+        self._executions: list[Execution] = []
+        self._open: set[str] = set()
         self._closed = False
+        # The kernel's parent-death signal fires when the *thread* that started a process ends, so
+        # the template is started by one thread that lives as long as the host.
+        self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="funcpipe-start")
+        try:
+            self.limits = Limits.open(platform, name=self.folder.name, guarded=self._guarded)
+            self._template = self._starter.submit(self._make_template, entry).result()
+        except BaseException:
+            self._starter.shutdown()
+            self._guarded.stop()
+            raise
+        self._watch = MemoryWatch(on_excess=self._on_excess)
+        self._loop = _Loop(self)
+
+    def _make_template(self, entry: str) -> Template:
+        python_path = [self._library(), self._environment.get("PYTHONPATH")]
+        joined = os.pathsep.join(path for path in python_path if path)
+        self._environment["PYTHONPATH"] = joined
+        return Template(
+            environment={**self._environment, **dict.fromkeys(_THREAD_VARIABLES, "1")},
+            isolation=self.limits.isolation,
+            entry=entry,
+        )
 
     def _library(self) -> str | None:
         """A folder from which this very funcpipe, and nothing beside it, can be imported."""
@@ -101,91 +135,99 @@ class LocalHost:
         if str(package.parent) in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
             return None
         library = self.folder / "library"
-        library.mkdir()
-        (library / package.name).symlink_to(package)
+        try:
+            library.mkdir()
+            (library / package.name).symlink_to(package)
+        except OSError as error:
+            raise PlatformError(f"cannot prepare {self.folder}: {error}") from error
         return str(library)
 
     def start(self, payload: bytes, *, name: str, memory_mb: int | None = None) -> str:
-        if len(payload) > _PAYLOAD_LIMIT_BYTES:
-            raise PlatformError(
-                f"the payload of function {name} has {len(payload)} bytes; at most "
-                f"{_PAYLOAD_LIMIT_BYTES} are taken: put the rest in the store"
+        limit = self._platform.invocation.async_payload_bytes
+        if limit is not None and len(payload) > limit:
+            raise PayloadTooLarge(
+                f"the payload of function {name} has {len(payload):,} bytes; "
+                f"{self._platform.title} takes at most {limit:,}: put the rest in the store"
             )
-        if memory_mb is not None and memory_mb < 1:
-            raise PlatformError(f"memory of function {name} must be positive, not {memory_mb} MB")
-        if self._closed:
-            raise PlatformError("the function host is closed")
+        memory_mb = self._platform.memory.default_mb if memory_mb is None else memory_mb
+        self._platform.check_memory(memory_mb, f"function {name}")
         readable = re.sub(r"[^A-Za-z0-9._-]", "-", name)[:80] or "function"
-        function_id = f"{readable}.{secrets.token_hex(4)}"
-        function = self._starter.submit(self._launch, function_id, name).result()
-        function.send(payload)
-        return function_id
-
-    def _launch(self, function_id: str, name: str) -> _Function:
-        folder = self.folder / function_id
-        folder.mkdir(mode=0o700)
-        try:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", self._entry],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                cwd=folder,
-                env={**self._environment, "HOME": str(folder), "TMPDIR": str(folder)},
-                start_new_session=True,
-                bufsize=0,
-            )
-        except OSError as error:
-            raise PlatformError(f"function {name} could not be started: {error}") from error
-        log = BoundedLog(self._log_folder / f"{function_id}.log", limit_bytes=_LOG_LIMIT_BYTES)
-        function = _Function(id=function_id, name=name, process=process, folder=folder, log=log)
-        # Here, on a thread that no signal breaks into.
-        self._guarded.tell(f"watch {process.pid}")
+        identity = f"{readable}.{secrets.token_hex(4)}"
         with self._lock:
-            self._pump.add(function)
-            self._functions[function_id] = function
-        return function
+            if self._closed:
+                raise PlatformError("the function host is closed")
+            self._payloads[identity] = (name, payload)
+            now = self._clock.now()
+            instructions = self._life.invoke(identity, name=name, memory_mb=memory_mb, now=now)
+            self._open.add(identity)
+            self._do(instructions)
+        self._loop.wake()
+        return identity
 
     def exits(self) -> list[Exit]:
         with self._lock:
-            for function in [one for one in self._functions.values() if one.has_ended()]:
-                self._collect(function)
-            ended, self._ended = self._ended, []
+            ended, self._exits = self._exits, []
         return ended
 
-    def _collect(self, function: _Function) -> None:
-        del self._functions[function.id]
-        self._pump.remove(function)
-        self._ended.append(function.finish())
-        self._guarded.tell(f"forget {function.process.pid}")
+    def executions(self) -> list[Execution]:
+        with self._lock:
+            ended, self._executions = self._executions, []
+        return ended
+
+    def uses(self) -> list[Use]:
+        with self._lock:
+            return [self._use(delivery) for delivery in self._life.deliveries]
+
+    def stored_bytes(self) -> int:
+        with self._lock:
+            usages = [self._usage(delivery) for delivery in self._life.deliveries]
+        up = sum(sum(usage.bytes_up.values()) for usage in usages)
+        return up - sum(sum(usage.deleted_bytes.values()) for usage in usages)
 
     def alive(self) -> int:
         with self._lock:
-            return sum(not function.has_ended() for function in self._functions.values())
+            return self._life.busy()
 
     def stop(self, ids: Iterable[str] | None = None, *, grace_s: float = 2.0) -> None:
         with self._lock:
-            wanted = list(self._functions) if ids is None else list(ids)
-            chosen = [self._functions[one] for one in wanted if one in self._functions]
-            for function in chosen:
-                function.ask_to_end()
-            deadline = time.monotonic() + grace_s
-            while not all(function.has_ended() for function in chosen):
-                if time.monotonic() >= deadline:
-                    break
-                time.sleep(0.01)
-            for function in chosen:
-                function.kill()
-            for function in chosen:
-                self._collect(function)
+            chosen = set(self._payloads if ids is None else ids) & set(self._payloads)
+            ending = [
+                self._environments[one.environment]
+                for one in self._life.stop(chosen)
+                if isinstance(one, EndEnvironment) and one.environment in self._environments
+            ]
+            for one in ending:
+                one.ask_to_end()
+        self._await_end(ending, grace_s)
+        for one in ending:
+            one.kill()
+        self._await_end(ending, math.inf)
+
+    def _await_end(self, ending: list[Environment], within_s: float) -> None:
+        deadline = time.monotonic() + within_s
+        while time.monotonic() < deadline:
+            with self._lock:
+                if not any(one.id in self._environments for one in ending):
+                    return
+            time.sleep(0.01)
 
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self._starter.shutdown()
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
         self.stop()
-        self._pump.close()
+        with self._lock:
+            idle = list(self._environments.values())
+            for one in idle:
+                self._life.end(one.id, "stopped")
+                one.kill()
+        self._await_end(idle, math.inf)
+        self._loop.close()
+        self._watch.close()
+        self._template.close()
+        self._starter.shutdown()
+        self.limits.close()
         self._guarded.stop()
 
     def __enter__(self) -> LocalHost:
@@ -194,134 +236,234 @@ class LocalHost:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    # What follows runs under the lock.
 
-class _Function:
-    def __init__(
-        self, *, id: str, name: str, process: subprocess.Popen[bytes], folder: Path, log: BoundedLog
-    ) -> None:
-        if process.stdin is None or process.stdout is None:
-            raise ValueError("a function is started with pipes")
-        self.id = id
-        self.name = name
-        self.process = process
-        self.folder = folder
-        self.log = log
-        self.stdin = process.stdin
-        self.output = process.stdout.fileno()
-        os.set_blocking(self.output, False)
-        self._stopped = False
-        self._lock = threading.Lock()
+    def _do(self, instructions: list[Instruction]) -> None:
+        for one in instructions:
+            match one:
+                case StartEnvironment(environment, memory_mb, name):
+                    self._launch(environment, memory_mb, name)
+                case Run(environment, invocation, init_s):
+                    self._run(environment, invocation, init_s)
+                case EndEnvironment(environment):
+                    self._environments[environment].kill()
+                case Report(invocation, environment, reason, code):
+                    self._report(invocation, environment, reason, code)
+                case Delivered(delivery):
+                    self._delivered(delivery)
 
-    def send(self, payload: bytes) -> None:
-        data = memoryview(b"%d\n" % len(payload) + payload)
-        if len(data) > 1 << 16:
-            with contextlib.suppress(OSError):  # only saves waiting for the reader
-                fcntl.fcntl(self.stdin, fcntl.F_SETPIPE_SZ, len(data))
-        try:
-            while data:
-                data = data[self.stdin.write(data) :]
-        except (BrokenPipeError, ValueError):
-            return  # it has ended, or been stopped, already: `exits` tells how
+    def _launch(self, identity: str, memory_mb: int, name: str) -> None:
+        readable = re.sub(r"[^A-Za-z0-9._-]", "-", name)[:80] or "function"
+        full = f"{readable}.{identity}"
+        one = Environment(
+            id=identity,
+            name=name,
+            folder=self.folder / full,
+            log=self._log_folder / f"{full}.log",
+            sizes=self._sizes(memory_mb),
+            cell=self.limits.cell(full),
+            loop_image=self.limits.isolation.tmp == "loop",
+        )
+        threads = str(self._num_threads(memory_mb))
+        variables = {**self._environment, **dict.fromkeys(_THREAD_VARIABLES, threads)}
+        self._environments[identity] = one
+        for folder in one.cell.folders if one.cell is not None else ():
+            self._guarded.tell(f"cgroup {folder}")
+        one.launch(self._template, environment=variables, writable=self._writable)
+        self._guarded.tell(f"watch {one.pid}")
+        if one.sizes.memory_bytes is not None:
+            self._watch.add(
+                identity,
+                pid=one.pid,
+                limit_bytes=one.sizes.memory_bytes,
+                cell=one.cell if self.limits.memory else None,
+                base=self._template.base,
+            )
+        self._loop.add(one)
 
-    def has_ended(self) -> bool:
-        """Whether the process has ended; it is not reaped, so its group's number stays its own."""
-        if self.process.returncode is not None:
-            return True
-        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        return os.waitid(os.P_PID, self.process.pid, options) is not None
+    def _num_threads(self, memory_mb: int) -> int:
+        return self._threads or self._platform.threads(memory_mb)
 
-    def ask_to_end(self) -> None:
-        if not self.has_ended():
-            self._stopped = True
-            self._signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self._signal(signal.SIGKILL)
-        os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
-
-    def _signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, number)
-
-    def drain(self) -> bool:
-        """Move what was printed to the log; False when no more will come."""
-        with self._lock:
-            while self.process.stdout is not None and not self.process.stdout.closed:
-                try:
-                    data = os.read(self.output, 1 << 16)
-                except BlockingIOError:
-                    return True
-                if not data:
-                    return False
-                with contextlib.suppress(OSError):  # a full disk: the function must not block
-                    self.log.write(data)
-            return False
-
-    def finish(self) -> Exit:
-        """After its end: what is left of its group, its folder and its pipes go."""
-        self._signal(signal.SIGKILL)
-        code = self.process.wait()
-        self.drain()
-        with self._lock:
-            if self.process.stdout is not None:
-                self.process.stdout.close()
-            with contextlib.suppress(BrokenPipeError):
-                self.stdin.close()
-            self.log.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
-        return Exit(
-            id=self.id,
-            name=self.name,
-            code=code,
-            reason=_reason(code, stopped=self._stopped),
-            log_tail=self.log.tail(_TAIL_BYTES),
+    def _sizes(self, memory_mb: int) -> Sizes:
+        vcpu = self._platform.vcpu(memory_mb)
+        tmp_mb = self._platform.tmp.default_mb
+        return Sizes(
+            cpus=None if vcpu is None else vcpu / self._clock.dilation,
+            memory_bytes=memory_mb << 20 if self._platform.memory.most_mb is not None else None,
+            tmp_bytes=None if tmp_mb is None else tmp_mb << 20,
         )
 
+    def _run(self, environment: str, invocation: str, init_s: float) -> None:
+        delivery = self._delivery_in(environment)
+        network, memory_mb = self._platform.network, delivery.memory_mb
+        surroundings: dict[str, Any] = {
+            "dilation": self._clock.dilation,
+            "init_s": init_s,
+            "unseen_file_bytes": self._template.base.file_bytes,
+            "threads": self._num_threads(memory_mb),
+            "link": {
+                "up_bytes_per_s": self._platform.up_bytes_per_s(memory_mb),
+                "down_bytes_per_s": self._platform.down_bytes_per_s(memory_mb),
+                "latency_s": network.latency_s,
+                "burst_bytes": network.burst_bytes,
+                "burst_bytes_per_s": network.burst_bytes_per_s,
+            },
+        }
+        self._environments[environment].run(self._payloads[invocation][1], surroundings)
 
-def _reason(code: int, *, stopped: bool) -> Reason:
-    if stopped:
-        return "stopped"
-    if code == 0:
-        return "done"
-    if code == 1:
-        return "failed"
-    return "killed" if code == -signal.SIGKILL else "crashed"
+    def _delivery_in(self, environment: str) -> Delivery:
+        return next(
+            one for one in reversed(self._life.deliveries) if one.environment == environment
+        )
+
+    def _report(self, invocation: str, environment: str, reason: Any, code: int | None) -> None:
+        self._open.discard(invocation)
+        one = self._environments[environment]
+        self._exits.append(
+            Exit(
+                id=invocation,
+                name=self._payloads[invocation][0],
+                code=code,
+                reason=reason,
+                log_tail=one.log_tail(),
+                detail=self._detail(one, reason),
+            )
+        )
+
+    def _detail(self, one: Environment, reason: str) -> str:
+        if reason == "out-of-memory":
+            held = one.excess or "it needed more"
+            limit = (one.sizes.memory_bytes or 0) >> 20
+            return f"{self._platform.title} gives this function {limit:,} MB: {held}"
+        if reason == "time-limit":
+            return f"{self._platform.title} ends a function after {self._life.limit_s:g} s"
+        return ""
+
+    def _delivered(self, delivery: Delivery) -> None:
+        one = self._environments[delivery.environment]
+        self._usages[delivery.number] = one.usage() if delivery.began_s is not None else Usage()
+        self._executions.append(
+            Execution(
+                invocation=delivery.invocation,
+                number=delivery.number,
+                environment=delivery.environment,
+                cold=delivery.cold,
+                late_s=delivery.late_s,
+                reason=delivery.reason or "stopped",
+                use=self._use(delivery),
+            )
+        )
+
+    def _usage(self, delivery: Delivery) -> Usage:
+        ended = self._usages.get(delivery.number)
+        if ended is not None or delivery.began_s is None:
+            return ended or Usage()
+        return self._environments[delivery.environment].usage()
+
+    def _use(self, delivery: Delivery) -> Use:
+        usage = self._usage(delivery)
+        now = self._clock.now()
+        return Use(
+            name=delivery.name,
+            memory_mb=delivery.memory_mb,
+            init_ms=delivery.init_ms(now),
+            run_ms=delivery.run_ms(now, self._life.limit_s),
+            requests={name: usage.total(name) for name in OPERATIONS if usage.total(name)},
+            bytes_up=sum(usage.bytes_up.values()),
+            bytes_down=sum(usage.bytes_down.values()),
+        )
+
+    def _on_excess(self, environment: str, text: str) -> None:
+        with self._lock:
+            if environment in self._environments:
+                self._environments[environment].excess = text
+                self._do(self._life.end(environment, "out-of-memory"))
+
+    def heard(self, environment: Environment) -> None:
+        """The process in it has written to its status pipe."""
+        for message in environment.messages():
+            now = self._clock.now()
+            if "ready" in message:
+                self._do(self._life.ready(environment.id, now=now))
+            elif "done" in message:
+                environment.freeze()
+                self._do(self._life.finished(environment.id, now=now))
+
+    def collect(self) -> None:
+        """Processes that have ended."""
+        by_pid = {one.pid: one for one in self._environments.values()}
+        for pid, code in self._template.exits():
+            one = by_pid[pid]
+            self.heard(one)
+            self._loop.remove(one)
+            self._watch.remove(one.id)
+            reason, now = one.reason(code), self._clock.now()
+            self._do(self._life.gone(one.id, reason=reason, code=code, now=now))
+            one.finish(self._template.reap)
+            self._guarded.tell(f"forget {pid}")
+            for folder in one.cell.folders if one.cell is not None else ():
+                self._guarded.tell(f"uncgroup {folder}")
+            del self._environments[one.id]
+
+    def tick(self) -> float:
+        """Do what is due; real seconds until the next time."""
+        now = self._clock.now()
+        self._do(self._life.tick(now=now))
+        return (self._life.next_due_s() - now) * self._clock.dilation
 
 
-class _Pump:
-    """One thread that moves what all functions print into their logs."""
+class _Loop:
+    """The host's one thread: hears what environments say and print, and keeps the time."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: LocalHost) -> None:
+        self._host = host
         self._selector = selectors.DefaultSelector()
-        self._lock = threading.Lock()
         self._wake_read, self._wake_write = os.pipe()
-        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        os.set_blocking(self._wake_read, False)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, "wake")
+        self._selector.register(host._template.fileno(), selectors.EVENT_READ, "template")
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="funcpipe-logs", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="funcpipe-host", daemon=True)
         self._thread.start()
 
-    def add(self, function: _Function) -> None:
-        with self._lock:
-            self._selector.register(function.output, selectors.EVENT_READ, function)
-        os.write(self._wake_write, b"+")
+    def add(self, one: Environment) -> None:
+        self._selector.register(one.output_fd, selectors.EVENT_READ, one)
+        self._selector.register(one.status_fd, selectors.EVENT_READ, one)
 
-    def remove(self, function: _Function) -> None:
-        with self._lock:
-            key = self._selector.get_map().get(function.output)
-            if key is not None and key.data is function:  # the number may be another's by now
-                self._selector.unregister(function.output)
+    def remove(self, one: Environment) -> None:
+        for descriptor in (one.output_fd, one.status_fd):
+            if descriptor in self._selector.get_map():
+                self._selector.unregister(descriptor)
+
+    def wake(self) -> None:
+        os.write(self._wake_write, b"!")
 
     def _run(self) -> None:
+        wait_s = 0.0
         while not self._closing:
-            for key, _ in self._selector.select():
-                if key.data is None:
-                    os.read(self._wake_read, 64)
-                elif not key.data.drain():
-                    self.remove(key.data)
+            ready = self._selector.select(min(max(wait_s, 0.0), _MOST_WAIT_S))
+            with self._host._lock:
+                for key, _ in ready:
+                    self._serve(key)
+                wait_s = self._host.tick()
+
+    def _serve(self, key: selectors.SelectorKey) -> None:
+        if key.data == "wake":
+            os.read(self._wake_read, 1 << 12)
+        elif key.data == "template":
+            self._host.collect()
+        elif key.fd not in self._selector.get_map():
+            return  # it ended a moment ago
+        elif key.fd == key.data.status_fd:
+            self._host.heard(key.data)
+            if key.data.status_closed:
+                self._selector.unregister(key.fd)
+        elif not key.data.drain():
+            self._selector.unregister(key.fd)
 
     def close(self) -> None:
         self._closing = True
-        os.write(self._wake_write, b"!")
+        self.wake()
         self._thread.join()
         self._selector.close()
         os.close(self._wake_read)

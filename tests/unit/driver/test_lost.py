@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from funcpipe.driver.lost import Exited, lost
-from funcpipe.errors import FunctionLost, StoreFull, from_log, to_log
+from funcpipe.errors import (
+    FuncpipeError,
+    FunctionLost,
+    OutOfMemory,
+    StoreFull,
+    TimeLimitExceeded,
+    from_log,
+    to_log,
+)
 
 DUMP = """epoch begins
 Fatal Python error: Segmentation fault
@@ -76,3 +84,24 @@ def test_only_the_last_lines_of_a_log_are_told() -> None:
     told = lost(Exited((0, 0), "failed", 1, log), progress="0 of 9 steps")
 
     assert told.message.partition("words:\n")[2].split() == [str(n) for n in range(90, 100)]
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind", "words"),
+    [
+        ("out-of-memory", OutOfMemory, "ran out of memory, after 2 of 3 steps: 512 MB are not enough"),
+        ("time-limit", TimeLimitExceeded, "exceeded the time limit, after 2 of 3 steps: 512 MB are"),
+    ],
+)
+def test_a_broken_limit_is_named_whatever_the_function_had_printed(
+    reason: str, kind: type[FuncpipeError], words: str
+) -> None:
+    log = to_log(StoreFull("a consequence"))
+
+    told = lost(
+        Exited((1, 0), reason, -9, log, "512 MB are not enough"), progress="2 of 3 steps"
+    )
+
+    assert type(told) is kind
+    assert words in told.message
+    assert (told.stage, told.replica) == (1, 0)

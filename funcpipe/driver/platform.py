@@ -1,0 +1,93 @@
+"""The platform that a local run emulates: sizes of its functions, its speed, its host."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from funcpipe.driver.options import RunOptions
+from funcpipe.driver.place import Place
+from funcpipe.emulator.dilation import Demand, Dilation, Machine, choose_dilation, store_cost
+from funcpipe.emulator.host import LocalHost
+from funcpipe.errors import PlanError
+from funcpipe.partitioner.plan import Plan
+from funcpipe.partitioner.platform import PlatformSpec, load_platform
+
+__all__ = ["dilation_for", "host_for", "platform_of", "sized"]
+
+
+def platform_of(options: RunOptions) -> PlatformSpec:
+    """The platform file that the user chose, with the figures that the user set."""
+    return load_platform(options.emulate, changes=options.set)
+
+
+def sized(plan: Plan, platform: PlatformSpec, memory_mb: Sequence[int] | None) -> Plan:
+    """The plan with a memory size for every stage, all of which the platform has.
+
+    memory_mb: the user's choice, one for all stages or one for each.
+    """
+    sizes = list(memory_mb or ())
+    if len(sizes) not in (0, 1, len(plan.stages)):
+        raise PlanError(
+            f"{len(sizes)} memory sizes for {len(plan.stages)} stages; give one for all stages or "
+            f"{len(plan.stages)} separated by commas"
+        )
+    default = platform.memory.default_mb if platform.limited else None
+    chosen = sizes * (len(plan.stages) if len(sizes) == 1 else 1) or [
+        stage.memory_mb or default for stage in plan.stages
+    ]
+    for number, size in enumerate(chosen):
+        if size is not None:
+            platform.check_memory(size, f"stage {number}")
+    limit = platform.invocation.concurrency
+    if limit is not None and plan.num_functions > limit:
+        raise PlanError(
+            f"the plan needs {plan.num_functions} functions at once; {platform.title} runs {limit} "
+            "for this account (invocation.concurrency): use fewer stages or replicas"
+        )
+    stages = zip(plan.stages, chosen, strict=True)
+    return replace(plan, stages=tuple(replace(stage, memory_mb=size) for stage, size in stages))
+
+
+def dilation_for(plan: Plan, platform: PlatformSpec, options: RunOptions, store: str) -> Dilation:
+    """How much slower than real time this machine must run it, or the user wants it to.
+
+    store: the kind of store, which shares this machine with the functions.
+    """
+    if options.dilation is not None:
+        return Dilation(factor=float(options.dilation), why="fixed by the user")
+    if not platform.limited:
+        return Dilation(factor=1.0, why="no platform is emulated")
+    demands = [
+        Demand(
+            vcpu=platform.vcpu(size),
+            up_bytes_per_s=platform.up_bytes_per_s(size),
+            down_bytes_per_s=platform.down_bytes_per_s(size),
+        )
+        for stage in plan.stages
+        for size in [stage.memory_mb or platform.memory.default_mb] * stage.replicas
+    ]
+    cores = len(os.sched_getaffinity(0))
+    return choose_dilation(demands, Machine(cores=cores), store_cost(store))
+
+
+def host_for(
+    options: RunOptions,
+    platform: PlatformSpec,
+    dilation: Dilation,
+    place: Place,
+    log_folder: Path,
+) -> LocalHost:
+    """What runs the functions."""
+    return LocalHost(
+        platform=platform,
+        dilation=dilation.factor,
+        seed=options.emulate_seed,
+        log_folder=log_folder,
+        environment=place.function_environment,
+        credentials=place.credentials,
+        threads=options.threads,
+        writable=place.folders,
+    )

@@ -1,0 +1,219 @@
+"""One execution environment: a process forked for a function, its limits, folder, pipes and log."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import mmap
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from funcpipe.driver.host import Reason
+from funcpipe.emulator.cgroups import Cell
+from funcpipe.emulator.forks import ForkRequest, Template
+from funcpipe.emulator.logs import BoundedLog
+from funcpipe.errors import PlatformError
+from funcpipe.store.meter import Usage
+from funcpipe.store.tally import Tally
+
+__all__ = ["Environment", "Sizes"]
+
+_LOG_LIMIT_BYTES = 1 << 20
+_TAIL_BYTES = 4000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What an environment may have: machine CPUs while it runs, and bytes. None: no limit."""
+
+    cpus: float | None
+    memory_bytes: int | None
+    tmp_bytes: int | None
+
+
+class Environment:
+    """A process of ours that keeps a function. Its methods are called under the host's lock."""
+
+    def __init__(
+        self,
+        *,
+        id: str,
+        name: str,
+        folder: Path,
+        log: Path,
+        sizes: Sizes,
+        cell: Cell | None,
+        loop_image: bool,
+    ) -> None:
+        self.id = id
+        self.name = name
+        self.folder = folder
+        self.sizes = sizes
+        self.cell = cell
+        self.pid = 0
+        self.excess = ""
+        self.status_closed = False
+        self._image = folder.with_name(f"{folder.name}.img") if loop_image else None
+        self._frames, self._output, self._status = os.pipe(), os.pipe(), os.pipe()
+        self._meter = os.memfd_create(f"funcpipe-{id}")
+        os.ftruncate(self._meter, Tally.SIZE)
+        self._page = mmap.mmap(self._meter, Tally.SIZE)
+        self._tally = Tally(self._page)
+        self._before = Usage()
+        self._status_rest = b""
+        self._log = BoundedLog(log, limit_bytes=_LOG_LIMIT_BYTES)
+        for descriptor in (self._output[0], self._status[0]):
+            os.set_blocking(descriptor, False)
+
+    @property
+    def output_fd(self) -> int:
+        return self._output[0]
+
+    @property
+    def status_fd(self) -> int:
+        return self._status[0]
+
+    def launch(
+        self, template: Template, *, environment: Mapping[str, str], writable: tuple[str, ...]
+    ) -> None:
+        """Fork the process; it initialises itself with all the machine's speed."""
+        self.folder.mkdir(mode=0o700)
+        if self._image is not None and self.sizes.tmp_bytes is not None:
+            _make_image(self._image, self.sizes.tmp_bytes)
+        request = ForkRequest(
+            id=self.id,
+            environment={**environment, "HOME": str(self.folder), "TMPDIR": str(self.folder)},
+            folder=str(self.folder),
+            procs_files=() if self.cell is None else self.cell.procs_files,
+            tmp_image=None if self._image is None else str(self._image),
+            tmp_bytes=self.sizes.tmp_bytes,
+            writable=writable,
+        )
+        self.pid = template.fork(
+            request,
+            frames=self._frames[0],
+            output=self._output[1],
+            status=self._status[1],
+            meter=self._meter,
+        )
+        for descriptor in (self._frames[0], self._output[1], self._status[1]):
+            os.close(descriptor)
+
+    def run(self, payload: bytes, surroundings: Mapping[str, Any]) -> None:
+        """Hand over an invocation; from here on it has the speed of its tier."""
+        self._before = self._tally.usage()
+        if self.cell is not None:
+            self.cell.limit_cpu(self.sizes.cpus)
+        self._signal(signal.SIGCONT)
+        head = json.dumps(dict(surroundings)).encode()
+        body = b'{"surroundings": %b, "payload": %b}' % (head, payload)
+        data = memoryview(b"%d\n" % len(body) + body)
+        pipe = self._frames[1]
+        if len(data) > 1 << 16:
+            with contextlib.suppress(OSError):  # only saves waiting for the reader
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, len(data))
+        with contextlib.suppress(BrokenPipeError):  # it has ended already: its exit tells how
+            while data:
+                data = data[os.write(pipe, data) :]
+
+    def freeze(self) -> None:
+        """Between two invocations nothing in it runs."""
+        self._signal(signal.SIGSTOP)
+
+    def usage(self) -> Usage:
+        """What the present invocation has asked of the store up to now."""
+        return self._tally.usage() - self._before
+
+    def messages(self) -> list[dict[str, Any]]:
+        """What its process has said about itself since the last call."""
+        while True:
+            try:
+                data = os.read(self._status[0], 1 << 12)
+            except BlockingIOError:
+                break
+            if not data:
+                self.status_closed = True
+                break
+            self._status_rest += data
+        *lines, self._status_rest = self._status_rest.split(b"\n")
+        return [json.loads(line) for line in lines if line]
+
+    def drain(self) -> bool:
+        """Move what was printed to the log; False when no more will come."""
+        while True:
+            try:
+                data = os.read(self._output[0], 1 << 16)
+            except BlockingIOError:
+                return True
+            if not data:
+                return False
+            with contextlib.suppress(OSError):  # a full disk: the function must not block
+                self._log.write(data)
+
+    def log_tail(self) -> str:
+        self.drain()
+        return self._log.tail(_TAIL_BYTES)
+
+    def ask_to_end(self) -> None:
+        self._signal(signal.SIGTERM)
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def reason(self, code: int) -> Reason:
+        """What the end of its process means, if nobody here has ended it."""
+        if self.excess or (self.cell is not None and self.cell.memory().oom_kills):
+            return "out-of-memory"
+        if code == 0:
+            return "done"
+        if code == 1:
+            return "failed"
+        return "killed" if code == -signal.SIGKILL else "crashed"
+
+    def finish(self, reap: Callable[[int], None]) -> None:
+        """After its end: what is left of its tree, its folder, its group and its pipes go."""
+        self.kill()
+        if self.cell is not None:
+            self.cell.remove()
+        reap(self.pid)
+        self.close()
+
+    def close(self) -> None:
+        """Release everything but the process."""
+        self.drain()
+        for descriptor in (self._frames[1], self._output[0], self._status[0], self._meter):
+            os.close(descriptor)
+        self._log.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if self._image is not None:
+            self._image.unlink(missing_ok=True)
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+
+def _make_image(path: Path, num_bytes: int) -> None:
+    """A sparse file with an empty ext4 in it."""
+    with open(path, "xb") as file:
+        file.truncate(num_bytes)
+    made = subprocess.run(
+        ["mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal", "-E", "nodiscard", str(path)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+        env={"PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"},
+    )
+    if made.returncode != 0:
+        raise PlatformError(
+            f"cannot make a file system of {num_bytes} bytes in {path}: "
+            f"{made.stderr.decode(errors='replace').strip()}"
+        )

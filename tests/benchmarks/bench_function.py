@@ -1,0 +1,81 @@
+"""A function for benchmarks: computes, or moves bytes, and writes down how long it took.
+
+The payload says what; times are in the function's own seconds, those of its context's clock.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from funcpipe.store.open import StoreSpec
+from funcpipe.store.shape import Link, Shaped
+
+
+def work(payload: Mapping[str, Any], context: Any) -> int:
+    result = {"compute": _compute, "transfer": _transfer}[payload["do"]](payload, context)
+    Path(payload["to"]).write_text(json.dumps(result))
+    return 0
+
+
+def _compute(payload: Mapping[str, Any], context: Any) -> Any:
+    """The same arithmetic again and again; real seconds of each action."""
+    import torch
+
+    torch.set_num_threads(context.threads or 1)
+    left = torch.randn(payload["size"], payload["size"])
+    seconds = []
+    for _ in range(payload["actions"]):
+        began = time.perf_counter()
+        for _ in range(payload["products"]):
+            left @ left
+        seconds.append(time.perf_counter() - began)
+    return seconds
+
+
+def _transfer(payload: Mapping[str, Any], context: Any) -> Any:
+    """Rounds of one put and one get at a time, side by side; platform seconds of each."""
+    spec, clock = StoreSpec.from_dict(payload["store"]), context.clock
+    link = Link.of(context.link, clock=clock.now, sleep=clock.sleep)
+    store = Shaped(spec.open(), link)
+    data = bytearray(payload["bytes"])
+    mine, rows = payload["name"], []
+    store.put(f"{mine}/seed", data)
+    clock.sleep(payload["pause_s"])
+    for number in range(payload["rounds"]):
+        taken: dict[str, float] = {}
+
+        def put(number: int = number, taken: dict[str, float] = taken) -> None:
+            began = clock.now()
+            store.put(f"{mine}/{number}", data)
+            taken["put"] = clock.now() - began
+
+        other = threading.Thread(target=put)
+        other.start()
+        began = clock.now()
+        store.get(f"{mine}/seed")
+        taken["get"] = clock.now() - began
+        other.join()
+        store.delete([f"{mine}/{number}"])
+        rows.append(taken)
+    return rows
+
+
+stub = types.ModuleType("funcpipe.worker.entry")
+stub.main = work  # type: ignore[attr-defined]
+sys.modules[stub.__name__] = stub
+
+if __name__ == "__main__":
+    import os
+
+    from funcpipe.functions import local
+
+    code = local.main()
+    sys.stdout.flush()
+    os._exit(code)
