@@ -22,6 +22,7 @@ __all__ = ["BY_THE_USER", "KINDS", "Figure", "Kind", "Value", "near", "read_figu
 Value: TypeAlias = bool | int | float | str | tuple[int, ...] | tuple[float, ...] | Curve | None
 BY_THE_USER = "set by the user"
 _FIELDS = ("value", "between", "unit", "source", "date", "unverified", "note")
+_HUGE = 1e300  # as an upper bound it also keeps out infinity, and integers that no float holds
 _DATE = re.compile(r"20\d\d(-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?)?")
 
 
@@ -96,11 +97,11 @@ class Kind:
         return self.read(raw, between=old.between if isinstance(old, Curve) else "linear")
 
     def _number(self, raw: object) -> int | float:
-        if isinstance(raw, bool) or not isinstance(raw, int | float) or not math.isfinite(raw):
+        if isinstance(raw, bool) or not isinstance(raw, int | float) or abs(raw) > _HUGE:
             raise ValueError
         whole = self.form in ("count", "counts")
         if not self.least <= raw <= self.most or (self.above and raw == self.least):
-            raise ValueError
+            raise ValueError  # not a number is here too: no comparison with it holds
         if whole and raw != int(raw):
             raise ValueError
         return int(raw) if whole else float(raw)

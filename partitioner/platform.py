@@ -87,6 +87,14 @@ class Cpu:
     vcpu: Curve
     cores: Curve
 
+    def __post_init__(self) -> None:
+        points = self.cores.points
+        whole = all(cores == int(cores) for _, cores in points)
+        if not whole or (len(points) > 1 and self.cores.between != "step"):
+            raise PlatformError(
+                "cpu.cores: cores come whole; expected whole numbers, `step` between the points"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
@@ -371,5 +379,5 @@ def _read_json(path: Path) -> object:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise PlatformError(f"cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PlatformError(f"it is not JSON: {error}") from error

@@ -154,7 +154,9 @@ def test_commands_are_found() -> None:
 
 
 def test_the_options_in_the_text_exist() -> None:
-    parsed = (ROOT / "funcpipe" / "cli.py").read_text(encoding="utf-8")
+    parsed = "".join(
+        path.read_text(encoding="utf-8") for path in (ROOT / "funcpipe").glob("cli*.py")
+    )
     known = {"--" + name.replace("_", "-") for name in cli.OPTIONS} | {"--help"}
     known |= set(re.findall(r'"(--[a-z-]+)"', parsed))
     used = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README))

@@ -152,6 +152,9 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     for part in ("partitioner", "functions", "deploy"):
         assert f"funcpipe/{part}/__init__.py" in names
     assert "funcpipe/py.typed" in names
+    platforms = {path.name for path in (ROOT / "partitioner" / "platforms").iterdir()}
+    assert "aws-lambda.json" in platforms
+    assert {f"funcpipe/partitioner/platforms/{name}" for name in platforms} <= set(names)
     assert any(name.endswith("/LICENSE") for name in names)
     sources = {str(path.relative_to(ROOT)) for path in modules_of_the_package()}
     assert sources == {name for name in names if name.endswith(".py")}
