@@ -7,11 +7,27 @@ Every event has ``kind`` and ``t`` (seconds since the run started). What else it
     store_ready      store, if_absent
     function_started stage, replica
     step             step (steps done, from 1), total, loss, seconds, alive,
-                     requests (so far, if known)
+                     requests (so far, if known), dollars (so far, if the platform has prices)
     evaluation       step, metrics
     function_ended   stage, replica, code
     note             text, level ("info" or "warning")
     run_ended        status ("done", "failed" or "stopped")
+
+What an emulated platform adds; its durations are platform seconds::
+
+    emulator         platform, title, dilation (real seconds that a platform second takes) and why,
+                     enforced and missing (limits that this machine enforces and does not)
+    delivery         one execution of an invocation has ended: name ("stage0-replica1"), id of the
+                     invocation, delivery (1 for its first), memory_mb, cold, init_ms (0 if warm),
+                     run_ms, reason (how it ended), requests (operation -> number, as a metered
+                     store counts), bytes_up, bytes_down
+    throttled        name, waited_s: the platform had no room for the function until then
+    bill             what a bill has beside deliveries: driver_requests, driver_bytes_up,
+                     driver_bytes_down, stored_byte_s (bytes in the store, summed over the seconds
+                     that they lay there); and dollars, its total. The last one is the run's
+
+The run's bill follows from these events and the platform's prices alone: every `delivery` and the
+last `bill`, see `funcpipe.partitioner.pricing`.
 
 Readers pass over kinds and fields that they do not know.
 """
@@ -44,6 +60,10 @@ KINDS = frozenset(
         "function_ended",
         "note",
         "run_ended",
+        "emulator",
+        "delivery",
+        "throttled",
+        "bill",
     }
 )
 

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from funcpipe.report.events import Event
+from funcpipe.report.units import format_dollars
 
 __all__ = ["LiveProgress", "PlainProgress", "Progress", "ProgressState", "progress_for"]
 
@@ -38,6 +39,7 @@ class ProgressState:
     loss: float | None = None
     alive: int = 0
     requests: int | None = None
+    dollars: float | None = None
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     notes: tuple[tuple[str, str], ...] = ()
     recent: tuple[tuple[int, float], ...] = ()
@@ -70,13 +72,25 @@ def _on_step(state: ProgressState, event: Event) -> dict[str, Any]:
         "loss": event.get("loss"),
         "alive": event.get("alive", state.alive),
         "requests": event.get("requests", state.requests),
+        "dollars": event.get("dollars", state.dollars),
         "recent": (*state.recent, (event["step"], event["t"]))[-_RATE_STEPS - 1 :],
     }
 
 
 def _on_note(state: ProgressState, event: Event) -> dict[str, Any]:
-    note = (event.get("level", "info"), event["text"])
-    return {"notes": (*state.notes, note)[-_NUM_NOTES:]}
+    return _noted(state, event.get("level", "info"), event["text"])
+
+
+def _on_emulator(state: ProgressState, event: Event) -> dict[str, Any]:
+    return _noted(state, "info", _emulator_line(event))
+
+
+def _on_throttled(state: ProgressState, event: Event) -> dict[str, Any]:
+    return _noted(state, "warning", _throttled_line(event))
+
+
+def _noted(state: ProgressState, level: str, text: str) -> dict[str, Any]:
+    return {"notes": (*state.notes, (level, text))[-_NUM_NOTES:]}
 
 
 _HANDLERS: dict[str, Callable[[ProgressState, Event], dict[str, Any]]] = {
@@ -88,6 +102,9 @@ _HANDLERS: dict[str, Callable[[ProgressState, Event], dict[str, Any]]] = {
     "step": _on_step,
     "evaluation": lambda _, event: {"phase": "evaluated", "metrics": event["metrics"]},
     "note": _on_note,
+    "emulator": _on_emulator,
+    "throttled": _on_throttled,
+    "bill": lambda state, event: {"dollars": event.get("dollars", state.dollars)},
     "run_ended": lambda _, event: {"phase": event["status"]},
 }
 
@@ -98,6 +115,18 @@ def _note_line(event: Event) -> str:
     return text if level == "info" else f"{level}: {text}"
 
 
+def _emulator_line(event: Event) -> str:
+    title, dilation = event.get("title", event.get("platform")), event.get("dilation", 1)
+    if dilation == 1:
+        return f"emulates {title}"
+    return f"emulates {title}, {dilation:g} x slower: {event.get('why', '')}".rstrip(": ")
+
+
+def _throttled_line(event: Event) -> str:
+    waited = event.get("waited_s", 0.0)
+    return f"throttled: {event.get('name')} waited {waited:.1f} s for room on the platform"
+
+
 _LINES: dict[str, Callable[[Event], str]] = {
     "run_started": lambda event: f"run {event['run_id']}: {event['job']}",
     "store_ready": lambda event: f"store ready: {event['store']}",
@@ -105,6 +134,8 @@ _LINES: dict[str, Callable[[Event], str]] = {
         f"evaluated after step {event['step']}: {_metrics_text(event['metrics'])}"
     ),
     "note": _note_line,
+    "emulator": _emulator_line,
+    "throttled": lambda event: f"warning: {_throttled_line(event)}",
     "run_ended": lambda event: f"run {event['status']}",
 }
 
@@ -237,6 +268,8 @@ def _step_text(state: ProgressState) -> str:
     remaining = state.remaining_s
     if remaining:
         parts.append(f"{remaining:.0f} s left")
+    if state.dollars is not None:
+        parts.append(format_dollars(state.dollars))
     return "  ".join(parts)
 
 

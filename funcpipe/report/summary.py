@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from funcpipe.errors import FuncpipeError
+from funcpipe.partitioner.pricing import Bill
 from funcpipe.report.plain import jsonable
 
 __all__ = ["STATUSES", "VERSION", "FunctionSummary", "Summary", "read_summary", "write_summary"]
 
-VERSION = 1
+VERSION = 2
+_READABLE = (1, VERSION)
 STATUSES = ("done", "failed", "stopped")
 
 
@@ -31,6 +33,9 @@ class FunctionSummary:
     peak_bytes  most memory held; base_bytes of it before the model was loaded
     data_s, data_bytes  loading the data set: seconds, and growth of memory
     start_s     from its process's start until its stage was ready to run
+    memory_mb   of its function, where the platform has such sizes
+    cold_starts environments that were made for it, where the platform tells
+    dollars     of all its deliveries and their requests, where the platform has prices
     """
 
     stage: int
@@ -46,6 +51,9 @@ class FunctionSummary:
     data_bytes: int = 0
     start_s: float = 0.0
     requests: int = 0
+    memory_mb: int | None = None
+    cold_starts: int | None = None
+    dollars: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +69,13 @@ class Summary:
     requests    operation -> number, such as {"PUT": 96}; by kind: {"PUT act": 48}
     bytes       {"up": ..., "down": ...}
     environment what the bits of a result depend on: threads, CPU capability, torch version
+    emulation   of an emulated platform: its name as platform, title, dilation (a platform second
+                took so many real ones; all times here are platform seconds) and why, missing
+                (texts: limits that the machine did not enforce), unverified (paths of those
+                figures of the price that no public source was found for)
+    bill        what `funcpipe.partitioner.pricing.Bill.to_dict` gives: total and charges
+
+    Version 1 had neither emulation nor bill.
     """
 
     version: int = VERSION
@@ -85,12 +100,18 @@ class Summary:
     environment: Mapping[str, Any] = field(default_factory=dict)
     functions: tuple[FunctionSummary, ...] = ()
     model_path: str | None = None
+    emulation: Mapping[str, Any] | None = None
+    bill: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if self.version != VERSION:
             raise ValueError(f"version must be {VERSION}, not {self.version}")
         if self.status not in STATUSES:
             raise ValueError(f"status must be one of {STATUSES}, not {self.status!r}")
+        if self.bill is not None:
+            Bill.from_dict(self.bill)
+        if not isinstance(self.emulation, Mapping | None):
+            raise ValueError(f"emulation must be a mapping or None, not {self.emulation!r}")
         if (self.error is not None) != (self.status == "failed"):
             raise ValueError("a failed run has an error, and only a failed run")
 
@@ -103,17 +124,21 @@ class Summary:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Summary:
-        """The inverse of `to_dict`; raises FuncpipeError for what is no summary of this version."""
+        """The inverse of `to_dict`; a summary of version 1 is read as one of this version.
+
+        Raises FuncpipeError for what is neither.
+        """
         found = data.get("version")
-        if found != VERSION:
+        if found not in _READABLE:
             raise FuncpipeError(
-                f"this summary has version {found!r}, but this funcpipe reads version {VERSION}: "
-                "read it with the funcpipe that wrote it"
+                f"this summary has version {found!r}, but this funcpipe reads the versions 1 to "
+                f"{VERSION}: read it with the funcpipe that wrote it"
             )
         try:
             return Summary(
                 **{
                     **data,
+                    "version": VERSION,
                     "notes": tuple(data.get("notes", ())),
                     "losses": tuple(_number(loss) for loss in data.get("losses", ())),
                     "metrics": {k: _number(v) for k, v in data.get("metrics", {}).items()},

@@ -12,14 +12,16 @@ from rich.table import Table
 from rich.text import Text
 
 from funcpipe.errors import revive
+from funcpipe.partitioner.pricing import Bill
+from funcpipe.report.bill import bill_tables
 from funcpipe.report.summary import FunctionSummary, Summary
+from funcpipe.report.units import format_bytes, format_dollars
 
-__all__ = ["WIDTH", "format_bytes", "print_summary", "summary_text"]
+__all__ = ["WIDTH", "print_summary", "summary_text"]
 
 WIDTH = 100
 _NARROW = 90
 _STYLES = {"done": "bold green", "failed": "bold red", "stopped": "bold yellow"}
-_UNITS = ("B", "kB", "MB", "GB", "TB")
 _OPERATIONS = {"PUT": "PUT", "GET": "GET", "GET_MISSED": "missed GET", "DELETE": "DELETE"}
 
 
@@ -64,6 +66,8 @@ def _parts(summary: Summary, width: int) -> Iterator[RenderableType]:
         yield Text("No model was written.")
     if summary.functions:
         yield _functions(summary.functions, narrow=width < _NARROW)
+    if summary.bill is not None:
+        yield from bill_tables(Bill.from_dict(summary.bill), summary.functions)
 
 
 def _headline(summary: Summary) -> Text:
@@ -96,9 +100,12 @@ def _fact_rows(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "training loss", f"{summary.losses[0]:.4f} -> {summary.losses[-1]:.4f}"
     if summary.seconds:
         yield "seconds", _seconds(summary)
+    if summary.bill is not None:
+        yield "cost", _cost(summary, Bill.from_dict(summary.bill))
     yield "job", f"{summary.job}, {_counted(summary.epochs, 'epoch')}"
     yield "plan", _plan_text(summary.plan)
     yield "ran on", f"{summary.platform}, store {summary.store}"
+    yield from _emulation_rows(summary.emulation or {})
     if not summary.if_absent:
         yield "warning", "this store ignores conditional writes, so leases are not exclusive"
     for note in summary.notes:
@@ -109,6 +116,27 @@ def _fact_rows(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "of the driver", _counts(summary.driver_requests)
     if summary.functions:  # only functions that came to their end have told what they moved
         yield "bytes", ", ".join(f"{format_bytes(n)} {way}" for way, n in summary.bytes.items())
+
+
+def _emulation_rows(emulation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if emulation:
+        text = f"{emulation.get('title', emulation.get('platform'))}; times are platform seconds"
+        dilation = emulation.get("dilation", 1)
+        if dilation != 1:
+            text += f"; this machine took {dilation:g} x as long"
+            text += f": {emulation['why']}" if emulation.get("why") else ""
+        yield "emulated", text
+    for missing in emulation.get("missing", ()):
+        yield "note", f"not enforced: {missing}"
+    if unverified := emulation.get("unverified"):
+        yield "note", f"prices without a public source: {', '.join(unverified)}"
+
+
+def _cost(summary: Summary, bill: Bill) -> str:
+    text = format_dollars(bill.total)
+    if summary.steps:
+        text += f", {format_dollars(bill.total / summary.steps)} per step"
+    return text
 
 
 def _seconds(summary: Summary) -> str:
@@ -215,12 +243,3 @@ def _how_to_load(path: str) -> Text:
         f"  model.load_state_dict(load_file({path!r}))",
     )
     return Text("\n".join(lines))
-
-
-def format_bytes(number: float) -> str:
-    """`number` bytes in decimal units: 999 B, 1.5 kB, 64.0 MB."""
-    for unit in _UNITS[:-1]:
-        if number < (1000 if unit == "B" else 999.95):
-            return f"{number:.0f} B" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1000
-    return f"{number:.1f} {_UNITS[-1]}"

@@ -42,7 +42,7 @@ ARROWS: dict[str, str] = {
     "worker": "bundle clock control invocation job keys model partitioner.plan passes sameness "
     "schedule store sync usercode wire",
     "functions": "worker",
-    "report": "schedule",
+    "report": "partitioner.pricing schedule",
     "deploy": "bundle driver.host keys partitioner store",
     "emulator": "clock driver.host keys partitioner store",
     "driver": "bundle clock control deploy emulator invocation job keys locate model partitioner "

@@ -150,6 +150,37 @@ def test_the_terminal_is_redrawn_at_most_ten_times_a_second() -> None:
     assert "step 100/200" in drawn.getvalue()
 
 
+def test_dollars_are_shown_as_they_grow() -> None:
+    lines: list[str] = []
+    progress = PlainProgress(lines.append, every_steps=1)
+    for event in [step(1, 1.0), step(2, 2.0, dollars=0.01234), step(3, 3.0)]:
+        progress.update(event)
+    assert [line.partition("$")[2] for line in lines] == ["", "0.0123", "0.0123"]
+    assert progress.state.dollars == 0.01234
+    progress.update({"kind": "bill", "t": 4.0, "driver_requests": {}, "dollars": 0.5})
+    assert progress.state.dollars == 0.5
+
+
+def test_a_platform_and_its_throttling_are_told() -> None:
+    events: list[dict[str, Any]] = [
+        {"kind": "emulator", "t": 0.5, "platform": "aws-lambda", "title": "Lambda", "dilation": 1},
+        {"kind": "emulator", "t": 0.5, "title": "Lambda", "dilation": 4.5, "why": "few cores"},
+        {"kind": "throttled", "t": 1.0, "name": "stage0-replica1", "waited_s": 2.0},
+        {"kind": "delivery", "t": 2.0, "name": "stage0-replica1", "run_ms": 5},
+    ]
+    lines: list[str] = []
+    progress = PlainProgress(lines.append)
+    for event in events:
+        progress.update(event)
+    told = [
+        "emulates Lambda",
+        "emulates Lambda, 4.5 x slower: few cores",
+        "throttled: stage0-replica1 waited 2.0 s for room on the platform",
+    ]
+    assert [line.partition(" s  ")[2] for line in lines] == [*told[:2], f"warning: {told[2]}"]
+    assert progress.state.notes == (("info", told[0]), ("info", told[1]), ("warning", told[2]))
+
+
 def test_an_error_inside_leaves_the_terminal_usable() -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, color_system=None)

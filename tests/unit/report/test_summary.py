@@ -14,7 +14,7 @@ from rich.console import Console
 
 from funcpipe.errors import FuncpipeError
 from funcpipe.report.summary import FunctionSummary, Summary, read_summary, write_summary
-from funcpipe.report.text import format_bytes, print_summary, summary_text
+from funcpipe.report.text import print_summary, summary_text
 
 PLAN = {
     "version": 1,
@@ -151,6 +151,20 @@ def test_a_summary_survives_its_file(tmp_path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["summary.json"]
 
 
+def test_a_summary_of_the_first_version_is_still_read(tmp_path: Path) -> None:
+    # given a file of version 1, which knew neither bills nor platforms with memory sizes
+    data = {**DONE.to_dict(), "version": 1}
+    for name in ("bill", "emulation"):
+        del data[name]
+    for function in data["functions"]:
+        for name in ("memory_mb", "cold_starts", "dollars"):
+            del function[name]
+    path = tmp_path / "summary.json"
+    path.write_text(json.dumps(data))
+    # when it is read, then it is the same run without a bill
+    assert read_summary(path) == DONE
+
+
 def test_what_is_not_finite_survives_strict_json(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     write_summary(FAILED, path)
@@ -182,8 +196,12 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path) -> 
         ("", "not JSON"),
         ("[]", "expected a run's summary"),
         ("{}", "version None"),
-        ('{"version": 2}', "version 2"),
+        ('{"version": 3}', "version 3"),
+        ('{"version": 2}', "run_id"),
         ('{"version": 1}', "run_id"),
+        (json.dumps({**DONE.to_dict(), "bill": {"charges": [1]}}), "not a bill"),
+        (json.dumps({**DONE.to_dict(), "bill": [1]}), "not a bill"),
+        (json.dumps({**DONE.to_dict(), "emulation": [1]}), "emulation must be"),
         (json.dumps({**DONE.to_dict(), "extra": 1}), "extra"),
         (json.dumps({**DONE.to_dict(), "status": "fine"}), "'fine'"),
         (json.dumps({**DONE.to_dict(), "losses": 3}), "not a summary"),
@@ -242,19 +260,3 @@ def test_colours_are_for_terminals_only() -> None:
     print_summary(DONE, Console(file=pipe, force_terminal=False))
     assert "\x1b[" in terminal.getvalue()
     assert pipe.getvalue() == GOLDEN_DONE
-
-
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1.0 kB"),
-        (999_949, "999.9 kB"),
-        (999_950, "1.0 MB"),
-        (64e6, "64.0 MB"),
-        (5e15, "5000.0 TB"),
-    ],
-)
-def test_bytes_are_shown_in_decimal_units(number: float, text: str) -> None:
-    assert format_bytes(number) == text
