@@ -11,6 +11,7 @@ import json
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from funcpipe.errors import ObjectCorrupt, ObjectMissing, Stopped, Superseded
@@ -65,7 +66,8 @@ class Watch:
     """A worker's eye on the control object: looks at most once in `every_s`, whoever asks.
 
     Safe to call from several threads. Calling it raises `Stopped` once the run was stopped and
-    `Superseded` once another attempt is current.
+    `Superseded` once another attempt is current; every caller is told, not the first one alone.
+    `every_s` is in seconds of `clock`.
     """
 
     def __init__(
@@ -84,18 +86,24 @@ class Watch:
         self._clock = clock
         self._due_s = clock() + every_s
         self._lock = threading.Lock()
+        self._over: Callable[[], Stopped | Superseded] | None = None
 
     def __call__(self) -> None:
-        if not self._is_due():
-            return
+        if self._over is None and self._is_due():
+            self._look()
+        if self._over is not None:
+            raise self._over()
+
+    def _look(self) -> None:
         newer = read_next(self._store, self._run, self._known)
         if newer is None:
             return
         if newer.attempt != self._known.attempt:
-            raise Superseded(f"attempt {newer.attempt} has replaced {self._known.attempt}")
+            text = f"attempt {newer.attempt} has replaced {self._known.attempt}"
+            self._over = partial(Superseded, text)
+        elif newer.state != "running":
+            self._over = partial(Stopped, f"the run was stopped: {newer.reason}")
         self._known = newer
-        if newer.state != "running":
-            raise Stopped(f"the run was stopped: {newer.reason}")
 
     def _is_due(self) -> bool:
         with self._lock:

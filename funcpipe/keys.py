@@ -27,7 +27,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Attempt", "Pass", "Run", "kind_of"]
+__all__ = ["KINDS", "Attempt", "Pass", "Run", "kind_of"]
+
+KINDS = (
+    *("control", "bundle", "model", "final"),
+    *("lease", "fault", "report", "result"),
+    *("act", "grad", "part", "sum"),
+    "other",
+)
+"""What `kind_of` may say; ``other`` is the last."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +109,8 @@ class Pass:
 
 def kind_of(key: str) -> str:
     """The kind of a key (``act``, ``sum``, ``control`` ...), for meters; ``other`` if not ours."""
-    kinds = {"act", "grad", "part", "sum", "lease", "fault", "report", "result"}
-    kinds |= {"control", "bundle", "model", "final"}
     segments = key.split("/")
     if len(segments) < 2:
         return "other"
     kind = segments[-2]
-    return kind if kind in kinds else "other"
+    return kind if kind in KINDS else "other"

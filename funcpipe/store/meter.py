@@ -3,117 +3,55 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Iterator
 
+from funcpipe.clock import REAL, Clock
 from funcpipe.errors import ObjectMissing
 from funcpipe.keys import kind_of
 from funcpipe.store.base import DELETE_BATCH_KEYS, Data, Pace, PacedStore
 from funcpipe.store.buffers import batches, check_key, check_prefix, check_range, total_bytes
+from funcpipe.store.tally import Tally
+from funcpipe.store.usage import DELETE, GET, GET_MISSED, LIST, PUT, Usage
 from funcpipe.store.wait import wait_for
 
 __all__ = ["DELETE", "GET", "GET_MISSED", "LIST", "PUT", "Metered", "Usage"]
 
-PUT, GET, GET_MISSED, DELETE, LIST = "PUT", "GET", "GET_MISSED", "DELETE", "LIST"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Usage:
-    """A snapshot of counts; snapshots add (workers) and subtract (one step of a run).
-
-    `requests` counts by (operation, kind of key). A get that found nothing is a GET_MISSED and no
-    GET. A DELETE is one request of up to 1,000 keys, under the kind of its first key; a LIST is
-    one page of up to 1,000 keys. `deleted` counts keys; bytes are those of objects, by kind.
-    """
-
-    requests: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    bytes_up: Mapping[str, int] = field(default_factory=dict)
-    bytes_down: Mapping[str, int] = field(default_factory=dict)
-    deleted: Mapping[str, int] = field(default_factory=dict)
-
-    def total(self, operation: str) -> int:
-        """Requests of one operation over all kinds."""
-        return sum(count for (name, _), count in self.requests.items() if name == operation)
-
-    def __add__(self, other: Usage) -> Usage:
-        return self._merged(other, 1)
-
-    def __sub__(self, other: Usage) -> Usage:
-        return self._merged(other, -1)
-
-    def _merged(self, other: Usage, sign: int) -> Usage:
-        return Usage(
-            requests=_merge(self.requests, other.requests, sign),
-            bytes_up=_merge(self.bytes_up, other.bytes_up, sign),
-            bytes_down=_merge(self.bytes_down, other.bytes_down, sign),
-            deleted=_merge(self.deleted, other.deleted, sign),
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready: requests as ``{"PUT act": 3}``."""
-        return {
-            "requests": {f"{name} {kind}": num for (name, kind), num in self.requests.items()},
-            "bytes_up": dict(self.bytes_up),
-            "bytes_down": dict(self.bytes_down),
-            "deleted": dict(self.deleted),
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Usage:
-        requests = {}
-        for label, count in data["requests"].items():
-            name, _, kind = label.partition(" ")
-            requests[name, kind] = int(count)
-        return cls(
-            requests=requests,
-            bytes_up=dict(data["bytes_up"]),
-            bytes_down=dict(data["bytes_down"]),
-            deleted=dict(data["deleted"]),
-        )
-
-
-def _merge(left: Mapping[Any, int], right: Mapping[Any, int], sign: int) -> dict[Any, int]:
-    merged = Counter(left)
-    for key, count in right.items():
-        merged[key] += sign * count
-    return {key: count for key, count in merged.items() if count}
+KNOWN_SIZES = 10_000
+"""Objects whose sizes are remembered: far more than one step of a worker has."""
 
 
 class Metered:
     """Counts what passes through it; a request that fails was made all the same, and counts.
 
-    Put it outside of `Retrying` to count what the caller asked for.
+    Put it outside of `Retrying` to count what the caller asked for. `tally` is where the numbers
+    are kept (default: in an own one); what others have counted there before is not told again.
     """
 
-    def __init__(self, store: PacedStore) -> None:
+    def __init__(
+        self, store: PacedStore, tally: Tally | None = None, *, clock: Clock = REAL
+    ) -> None:
         self._store = store
-        self._lock = threading.Lock()
-        self._requests: Counter[tuple[str, str]] = Counter()
-        self._up: Counter[str] = Counter()
-        self._down: Counter[str] = Counter()
-        self._deleted: Counter[str] = Counter()
+        self._clock = clock
+        self._tally = Tally() if tally is None else tally
+        self._before = self._tally.usage()
+        self._sizes = _Sizes()
 
     def counts(self) -> Usage:
         """What has been counted up to now."""
-        with self._lock:
-            return Usage(
-                requests=dict(self._requests),
-                bytes_up=dict(self._up),
-                bytes_down=dict(self._down),
-                deleted=dict(self._deleted),
-            )
+        return self._tally.usage() - self._before
 
     def put(
         self, key: str, data: Data, *, if_absent: bool = False, pace: Pace | None = None
     ) -> None:
         kind = kind_of(check_key(key))
         num_bytes = total_bytes(data)
-        self._count(PUT, kind)
+        self._tally.add_request(PUT, kind)
         self._store.put(key, data, if_absent=if_absent, pace=pace)
-        with self._lock:
-            self._up[kind] += num_bytes
+        self._tally.add_up(kind, num_bytes)
+        replaced = self._sizes.forget(key)
+        self._sizes.note(key, num_bytes)
+        if not if_absent:
+            self._tally.add_deleted(kind, num_keys=0, num_bytes=replaced)
 
     def get(
         self, key: str, *, start: int = 0, stop: int | None = None, pace: Pace | None = None
@@ -127,35 +65,57 @@ class Metered:
             operation = GET_MISSED
             raise
         finally:
-            self._count(operation, kind)
-        with self._lock:
-            self._down[kind] += body.nbytes
+            self._tally.add_request(operation, kind)
+        self._tally.add_down(kind, body.nbytes)
+        if start == 0 and stop is None:
+            self._sizes.note(key, body.nbytes)
         return body
 
     def wait(self, key: str, *, deadline_s: float) -> memoryview:
-        return wait_for(self, key, deadline_s=deadline_s).data
+        clock = self._clock
+        return wait_for(self, key, deadline_s=deadline_s, clock=clock.now, sleep=clock.sleep).data
 
     def delete(self, keys: Iterable[str]) -> None:
         for batch in batches([check_key(key) for key in keys], DELETE_BATCH_KEYS):
-            self._count(DELETE, kind_of(batch[0]))
+            self._tally.add_request(DELETE, kind_of(batch[0]))
             self._store.delete(batch)
-            with self._lock:
-                self._deleted.update(kind_of(key) for key in batch)
+            for key in batch:
+                num_bytes = self._sizes.forget(key)
+                self._tally.add_deleted(kind_of(key), num_keys=1, num_bytes=num_bytes)
 
     def list(self, prefix: str) -> Iterator[str]:
         kind = kind_of(check_prefix(prefix))
         return self._listed(prefix, kind)
 
     def _listed(self, prefix: str, kind: str) -> Iterator[str]:
-        self._count(LIST, kind)
+        self._tally.add_request(LIST, kind)
         for index, key in enumerate(self._store.list(prefix)):
             if index and index % DELETE_BATCH_KEYS == 0:
-                self._count(LIST, kind)
+                self._tally.add_request(LIST, kind)
             yield key
 
     def close(self) -> None:
         self._store.close()
 
-    def _count(self, operation: str, kind: str) -> None:
+
+class _Sizes:
+    """Sizes of the objects that were put or read last: an object is deleted soon after, or never.
+
+    Most that a worker puts are deleted by somebody else, of which it hears nothing.
+    """
+
+    def __init__(self) -> None:
+        self._sizes: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def note(self, key: str, num_bytes: int) -> None:
         with self._lock:
-            self._requests[operation, kind] += 1
+            self._sizes.pop(key, None)
+            self._sizes[key] = num_bytes
+            if len(self._sizes) > KNOWN_SIZES:
+                del self._sizes[next(iter(self._sizes))]
+
+    def forget(self, key: str) -> int:
+        """The object's size, 0 if it is not known."""
+        with self._lock:
+            return self._sizes.pop(key, 0)

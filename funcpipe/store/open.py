@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from funcpipe.clock import REAL, Clock
 from funcpipe.errors import StoreError
 from funcpipe.store.base import PacedStore
 from funcpipe.store.buffers import check_prefix
@@ -56,6 +57,7 @@ class StoreSpec:
         *,
         credentials: Credentials | None = None,
         retries: RetryPolicy | None = RetryPolicy(),  # noqa: B008 - frozen
+        clock: Clock = REAL,
     ) -> PacedStore:
         """`open_store` of this place."""
         return open_store(
@@ -64,6 +66,7 @@ class StoreSpec:
             region=self.region,
             credentials=credentials,
             retries=retries,
+            clock=clock,
         )
 
 
@@ -74,6 +77,7 @@ def open_store(
     region: str | None = None,
     credentials: Credentials | None = None,
     retries: RetryPolicy | None = RetryPolicy(),  # noqa: B008 - frozen
+    clock: Clock = REAL,
 ) -> PacedStore:
     """The store at `url`, without a request made yet (`probe` makes the first ones).
 
@@ -81,7 +85,8 @@ def open_store(
     directory (made if missing), ``memory:name`` (the same objects for all who open that name in
     this process). `endpoint`, `region` and `credentials` are for s3; None means the usual AWS
     variables, profile and chain. s3 and directories come as ``Retrying(store)``, plain with
-    ``retries=None``. Wrap further from the inside out: ``Metered(Shaped(open_store(...), link))``.
+    ``retries=None``; pauses between tries are in seconds of `clock`. Wrap further from the inside
+    out: ``Metered(Shaped(open_store(...), link))``.
     """
     StoreSpec(url=url, endpoint=endpoint)
     scheme, separator, rest = url.partition(":")
@@ -95,7 +100,9 @@ def open_store(
         raise StoreError(f"not a store: {url!r}; {_EXPECTED}")
     else:
         store = DirectoryStore(Path(url))
-    return store if retries is None else Retrying(store, retries)
+    if retries is None:
+        return store
+    return Retrying(store, retries, clock=clock.now, sleep=clock.sleep)
 
 
 def _memory(name: str) -> MemoryStore:

@@ -11,25 +11,62 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
+from funcpipe.clock import Clock
 from funcpipe.errors import StoreError
 from funcpipe.store.base import DELETE_BATCH_KEYS, Data, Pace, PacedStore
 from funcpipe.store.buffers import batches, check_key, check_prefix
 from funcpipe.store.wait import wait_for
 
-__all__ = ["Link", "Shaped"]
+__all__ = ["Link", "LinkSpec", "Shaped"]
 
 _CHUNK_S = 0.005  # how finely concurrent transfers share a direction
 _LEAST_CHUNK_BYTES = 16 << 10
 _MOST_CHUNK_BYTES = 1 << 20
 
 
+@dataclass(frozen=True, kw_only=True)
+class LinkSpec:
+    """What a `Link` is like, as plain data. Raises `ValueError` for what cannot be."""
+
+    up_bytes_per_s: float | None = None
+    down_bytes_per_s: float | None = None
+    latency_s: float = 0.0
+    burst_bytes: int = 0
+    burst_bytes_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("up_bytes_per_s", "down_bytes_per_s", "burst_bytes_per_s"):
+            rate = getattr(self, name)
+            if rate is not None and not 0 < rate < math.inf:
+                raise ValueError(f"{name} must be above 0, or None for no limit; found {rate}")
+        if not (0 <= self.latency_s < math.inf and 0 <= self.burst_bytes < math.inf):
+            raise ValueError(
+                "latency_s and burst_bytes must be 0 or more, "
+                f"found latency_s={self.latency_s}, burst_bytes={self.burst_bytes}"
+            )
+
+    def open(self, clock: Clock) -> Link:
+        """Such a link, whose seconds are those of `clock`."""
+        return Link(**asdict(self), clock=clock.now, sleep=clock.sleep)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> LinkSpec:
+        return LinkSpec(**data)
+
+
 class Link:
     """One worker's connection, shared by all stores and threads that should compete for it.
 
     Each direction is a token bucket: `up_bytes_per_s` and `down_bytes_per_s` (None: not limited)
-    with `burst_bytes` that pass at once after a rest. `latency_s` is spent once per request.
+    with `burst_bytes` that pass after a rest, at `burst_bytes_per_s` (None: at once). A direction
+    that is faster than that has no burst. `latency_s` is spent once per request.
     """
 
     def __init__(
@@ -39,22 +76,20 @@ class Link:
         down_bytes_per_s: float | None = None,
         latency_s: float = 0.0,
         burst_bytes: int = 0,
+        burst_bytes_per_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        for name, rate in (("up", up_bytes_per_s), ("down", down_bytes_per_s)):
-            if rate is not None and not 0 < rate < math.inf:
-                raise ValueError(
-                    f"{name}_bytes_per_s must be above 0, or None for no limit; found {rate}"
-                )
-        if latency_s < 0 or burst_bytes < 0:
-            raise ValueError(
-                "latency_s and burst_bytes must be 0 or more, "
-                f"found latency_s={latency_s}, burst_bytes={burst_bytes}"
-            )
+        LinkSpec(
+            up_bytes_per_s=up_bytes_per_s,
+            down_bytes_per_s=down_bytes_per_s,
+            latency_s=latency_s,
+            burst_bytes=burst_bytes,
+            burst_bytes_per_s=burst_bytes_per_s,
+        )
         self.latency_s = latency_s
-        self._up = _Direction(up_bytes_per_s, burst_bytes)
-        self._down = _Direction(down_bytes_per_s, burst_bytes)
+        self._up = _Direction(up_bytes_per_s, burst_bytes, burst_bytes_per_s)
+        self._down = _Direction(down_bytes_per_s, burst_bytes, burst_bytes_per_s)
         self._clock = clock
         self._sleep = sleep
 
@@ -74,14 +109,26 @@ class Link:
         if left_s > 0:
             self._sleep(left_s)
 
+    def wait_for(self, store: PacedStore, key: str, deadline_s: float) -> memoryview:
+        """`ObjectStore.wait` in this link's seconds."""
+        arrival = wait_for(store, key, deadline_s=deadline_s, clock=self._clock, sleep=self._sleep)
+        return arrival.data
+
 
 class _Direction:
-    """A token bucket, kept as the moment at which all bytes granted so far have passed."""
+    """A token bucket, kept as the moment at which all bytes granted so far have passed.
 
-    def __init__(self, bytes_per_s: float | None, burst_bytes: int) -> None:
+    With a rate for bursts, a second bucket of that rate, which holds no burst, is in series.
+    """
+
+    def __init__(
+        self, bytes_per_s: float | None, burst_bytes: int, burst_bytes_per_s: float | None
+    ) -> None:
         self._bytes_per_s = bytes_per_s
         self._burst_s = burst_bytes / bytes_per_s if bytes_per_s else 0.0
         self._passed_s = -math.inf
+        self._burst_bytes_per_s = burst_bytes_per_s and max(burst_bytes_per_s, bytes_per_s or 0)
+        self._burst_passed_s = -math.inf
         self._lock = threading.Lock()
 
     @property
@@ -98,7 +145,11 @@ class _Direction:
         with self._lock:
             begin_s = max(self._passed_s, ready_s - self._burst_s)
             self._passed_s = begin_s + num_bytes / self._bytes_per_s
-            return self._passed_s
+            if self._burst_bytes_per_s is None:
+                return self._passed_s
+            begin_s = max(self._burst_passed_s, ready_s)
+            self._burst_passed_s = begin_s + num_bytes / self._burst_bytes_per_s
+            return max(self._passed_s, self._burst_passed_s)
 
 
 class _Passage:
@@ -179,7 +230,7 @@ class Shaped:
         return body
 
     def wait(self, key: str, *, deadline_s: float) -> memoryview:
-        return wait_for(self, key, deadline_s=deadline_s).data
+        return self._link.wait_for(self, key, deadline_s)
 
     def delete(self, keys: Iterable[str]) -> None:
         for batch in batches([check_key(key) for key in keys], DELETE_BATCH_KEYS):

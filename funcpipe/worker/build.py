@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from funcpipe import bundle
+from funcpipe.clock import REAL, Clock
 from funcpipe.errors import JobError
 from funcpipe.invocation import Invocation, RunSpec
 from funcpipe.model.build import build_data
@@ -21,6 +21,7 @@ from funcpipe.passes import Pass
 from funcpipe.sameness import check_same, data_fingerprint, job_settings, optimizer_settings
 from funcpipe.store.base import ObjectStore
 from funcpipe.usercode import user_code
+from funcpipe.worker.context import Context
 from funcpipe.worker.memory import resident_bytes
 
 if TYPE_CHECKING:
@@ -39,7 +40,10 @@ class DataCost:
 
 @dataclass
 class BuiltStage:
-    """A stage with the data it needs. Wraps every call into the user's code."""
+    """A stage with the data it needs. Wraps every call into the user's code.
+
+    `data` is in seconds of `clock`.
+    """
 
     job: Job
     stage: Stage
@@ -47,6 +51,7 @@ class BuiltStage:
     evaluation: Fetcher | None
     roots: Sequence[Path]
     data: DataCost = field(default_factory=DataCost)
+    clock: Clock = REAL
     _scales: dict[int, list[float]] = field(default_factory=dict)
 
     def inputs(self, one: Pass, k: int) -> Any:
@@ -61,10 +66,10 @@ class BuiltStage:
         fetcher = self.train if one.trains else self.evaluation
         if fetcher is None:
             raise JobError("this stage has no data to load")
-        began = time.perf_counter()
+        began = self.clock.now()
         with user_code("loading the data", roots=self.roots):
             loaded = half(fetcher, one.micro_batches[k], step=one.step, micro_batch=k)
-        self.data.seconds += time.perf_counter() - began
+        self.data.seconds += self.clock.now() - began
         return loaded
 
     def forward(self, one: Pass, k: int, value: Any, target: Any = None) -> Any:
@@ -111,7 +116,12 @@ def fetch_job(spec: RunSpec, store: ObjectStore, folder: Path) -> Job:
 
 
 def build_stage(
-    invocation: Invocation, job: Job, store: ObjectStore, *, roots: Sequence[Path]
+    invocation: Invocation,
+    job: Job,
+    store: ObjectStore,
+    *,
+    roots: Sequence[Path],
+    context: Context = Context(),  # noqa: B008 - frozen
 ) -> BuiltStage:
     """Build this stage only: its own layers from the store, data at the two ends."""
     spec = invocation.spec
@@ -131,15 +141,17 @@ def build_stage(
     if settings:
         there = settings["optimizers"][invocation.stage]
         check_same("the optimiser", optimizer_settings(stage.optimizer), there)
-    built = BuiltStage(job, stage, None, None, roots)
+    built = BuiltStage(job, stage, None, None, roots, clock=context.clock)
     if invocation.is_first or invocation.is_last:
-        began, before = time.perf_counter(), resident_bytes()
+        unseen = context.unseen_file_bytes
+        began, before = context.clock.now(), resident_bytes(unseen_file_bytes=unseen)
         with user_code("loading the data", roots=roots):
             built.train = _fetcher(job, spec, evaluation=False)
             if spec.num_eval:
                 built.evaluation = _fetcher(job, spec, evaluation=True)
-        built.data.seconds = time.perf_counter() - began
-        built.data.resident = max(0, resident_bytes() - before)
+        built.data.seconds = context.clock.now() - began
+        now = resident_bytes(unseen_file_bytes=unseen)
+        built.data.resident = max(0, now - before)
     return built
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import tempfile
-import time
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,10 +23,13 @@ from funcpipe.sameness import weights_digest
 from funcpipe.schedule.action import Action, Lane
 from funcpipe.schedule.execute import Start
 from funcpipe.schedule.program import Program
+from funcpipe.store.base import PacedStore
 from funcpipe.store.meter import Metered
+from funcpipe.store.shape import Shaped
 from funcpipe.store.wait import Arrival, wait_for
 from funcpipe.worker.arrivals import Arrivals
 from funcpipe.worker.build import BuiltStage, build_stage, fetch_job
+from funcpipe.worker.context import Context
 from funcpipe.worker.lease import take_lease
 from funcpipe.worker.machine import (
     Build,
@@ -44,6 +45,7 @@ from funcpipe.worker.machine import (
     WorkerMachine,
 )
 from funcpipe.worker.memory import age_s, base_bytes, peak_bytes
+from funcpipe.worker.reuse import clean_process
 from funcpipe.worker.runner import Runner
 from funcpipe.worker.tasks import Tasks
 from funcpipe.worker.timeline import Timeline
@@ -53,40 +55,55 @@ __all__ = ["FunctionWorker", "main"]
 KEPT_PASSES = 4
 
 
-def main(payload: Mapping[str, Any]) -> int:
-    """Run one function; its exit code: 0 done or superseded, 1 failed and said why.
+def main(payload: Mapping[str, Any], context: Context = Context()) -> int:  # noqa: B008 - frozen
+    """Run one function; its exit code: 0 done, stopped or superseded, 1 failed and said why.
 
-    After a failure other threads may still be at work: the caller ends the process at once.
+    After 0 the process may run another function. After a failure other threads may still be at
+    work: the caller ends the process at once.
     """
     try:
         invocation = Invocation.from_dict(payload)
-        store = Metered(invocation.spec.store.open())
+        opened = invocation.spec.store.open(clock=context.clock)
     except FuncpipeError as error:
         # Without a store nobody can be told but whoever reads the log.
         print(error, flush=True)
         return 1
-    with tempfile.TemporaryDirectory(prefix="funcpipe-") as folder:
-        worker = FunctionWorker(invocation, store, Path(folder) / "bundle")
+    with tempfile.TemporaryDirectory(prefix="funcpipe-") as folder, clean_process(Path(folder)):
+        if context.threads is not None:
+            torch.set_num_threads(context.threads)
+        store = _metered(opened, context)
+        worker = FunctionWorker(invocation, store, Path(folder) / "bundle", context)
         end = Runner(worker.machine, worker.do).run()
-        if end.error is not None and end.tell:
+        if end.error is None:
+            store.close()
+        elif end.tell:
             traceback.print_exception(end.error)
             worker.tell(end.error)
-        os.chdir("/")
         return 0 if end.error is None or isinstance(end.error, Stopped) else 1
+
+
+def _metered(store: PacedStore, context: Context) -> Metered:
+    if context.link is not None:
+        store = Shaped(store, context.link.open(context.clock))
+    return Metered(store, context.tally, clock=context.clock)
 
 
 class FunctionWorker:
     """Carries out the instructions of a worker's state machine with real IO."""
 
-    def __init__(self, invocation: Invocation, store: Metered, folder: Path) -> None:
+    def __init__(
+        self, invocation: Invocation, store: Metered, folder: Path, context: Context
+    ) -> None:
         self.machine = WorkerMachine()
         self._invocation = invocation
         self._spec = invocation.spec
         self._store = store
         self._folder = folder
+        self._context = context
+        self._clock = clock = context.clock
         self._base_bytes = 0
-        self._imported_s = age_s()
-        self._timeline = Timeline()
+        self._init_s = age_s() / clock.dilation if context.init_s is None else context.init_s
+        self._timeline = Timeline(clock)
         self._arrivals = Arrivals()
         self._passes: dict[int, Pass] = {}
         self._tasks: Tasks | None = None
@@ -97,7 +114,7 @@ class FunctionWorker:
             self._spec.run,
             self._spec.control,
             every_s=self._spec.watch_s,
-            clock=time.monotonic,
+            clock=clock.now,
         )
 
     def do(self, instruction: Instruction) -> Event:
@@ -134,14 +151,18 @@ class FunctionWorker:
         key = self._spec.keys.lease(place.stage, place.replica, place.segment)
         # A duplicate delivery carries the same token; what tells the two apart is made here.
         token = f"{place.token} {secrets.token_hex(16)}"
-        take_lease(self._store, key, token, if_absent=self._spec.if_absent, sleep=time.sleep)
+        if_absent = self._spec.if_absent
+        take_lease(self._store, key, token, if_absent=if_absent, sleep=self._clock.sleep)
 
     def _build(self) -> Iterator[Program]:
-        self._base_bytes = base_bytes()
+        context = self._context
+        self._base_bytes = base_bytes(unseen_file_bytes=context.unseen_file_bytes)
         self._folder.mkdir()
         job = fetch_job(self._spec, self._store, self._folder)
-        self._built = build_stage(self._invocation, job, self._store, roots=(self._folder,))
-        self._tasks = Tasks(self._invocation, self._built, self._store, self._fetch)
+        roots = (self._folder,)
+        place, store = self._invocation, self._store
+        self._built = build_stage(place, job, store, roots=roots, context=context)
+        self._tasks = Tasks(place, self._built, store, self._fetch, clock=self._clock)
         self._built_s = self._timeline.now()
         return self._programs(job)
 
@@ -170,11 +191,11 @@ class FunctionWorker:
     def _fetch(self, key: str, one: Pass, action: Action) -> Arrival:
         place = (one.trains, action)
         delay_s, backoff = self._arrivals.plan(place)
-        began, absent_s = time.monotonic(), None
+        began, absent_s = self._clock.now(), None
 
         def missed() -> None:
             nonlocal absent_s
-            absent_s = time.monotonic() - began
+            absent_s = self._clock.now() - began
             self._watch()
 
         arrival = wait_for(
@@ -184,6 +205,7 @@ class FunctionWorker:
             delay_s=delay_s,
             backoff=backoff,
             between=missed,
+            clock=self._clock.now,
             sleep=self._sleep,
         )
         self._arrivals.learn(place, delay_s=delay_s, absent_s=absent_s)
@@ -192,10 +214,10 @@ class FunctionWorker:
     def _sleep(self, seconds: float) -> None:
         """Sleep, but never long without a look at the control object."""
         while seconds > self._spec.watch_s:
-            time.sleep(self._spec.watch_s)
+            self._clock.sleep(self._spec.watch_s)
             seconds -= self._spec.watch_s
             self._watch()
-        time.sleep(seconds)
+        self._clock.sleep(seconds)
 
     def _export(self) -> None:
         """The trained weights, by the first replica, and what this function has to say."""
@@ -211,11 +233,11 @@ class FunctionWorker:
             "stage": place.stage,
             "replica": place.replica,
             "base_bytes": self._base_bytes,
-            "peak_bytes": peak_bytes(),
+            "peak_bytes": peak_bytes(unseen_file_bytes=self._context.unseen_file_bytes),
             "data_s": built.data.seconds,
             "data_bytes": built.data.resident,
-            "start_s": self._imported_s + self._built_s,
-            "seconds": self._imported_s + self._timeline.now(),
+            "start_s": self._init_s + self._built_s,
+            "seconds": self._init_s + self._timeline.now(),
             "compute_s": self._timeline.user_s,
             "transfer_s": self._timeline.transfer_s,
             "waiting_s": self._timeline.wait_s,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from funcpipe.errors import FuncpipeError, OutOfMemory
+from funcpipe.errors import FuncpipeError, OutOfMemory, Stopped, Superseded
 from funcpipe.schedule.action import Lane
 from funcpipe.worker.machine import (
     End,
@@ -17,9 +18,23 @@ from funcpipe.worker.machine import (
     WorkerMachine,
 )
 
-__all__ = ["Runner"]
+__all__ = ["LINGER_S", "Runner", "join_lanes"]
 
 Do = Callable[[Instruction], Event]
+
+LINGER_S = 1.0
+"""Real seconds that a stopped worker's lanes are given to come to their end."""
+
+
+class _LaneThread(threading.Thread):
+    """Told from all other threads of the process by its class."""
+
+
+def join_lanes() -> None:
+    """Wait until the lanes of all runners that are over in this process have ended."""
+    for thread in threading.enumerate():
+        if isinstance(thread, _LaneThread):
+            thread.join()
 
 
 class Runner:
@@ -43,10 +58,11 @@ class Runner:
     def run(self) -> End:
         """Live the worker's life on this and the lanes' threads; how it ended.
 
-        After a failure, lanes may still be busy: the caller is expected to end the process.
+        After a failure, lanes may still be busy: the caller is expected to end the process. So
+        may those of a worker that was stopped, for a while (`join_lanes`).
         """
         threads = [
-            threading.Thread(target=self._serve, args=(lane,), name=lane.value, daemon=True)
+            _LaneThread(target=self._serve, args=(lane,), name=lane.value, daemon=True)
             for lane in Lane
         ]
         for thread in threads:
@@ -59,6 +75,10 @@ class Runner:
         if end.error is None:
             for thread in threads:
                 thread.join()
+        elif isinstance(end.error, Stopped | Superseded):
+            until_s = time.monotonic() + LINGER_S
+            for thread in threads:
+                thread.join(max(0.0, until_s - time.monotonic()))
         return end
 
     def stop(self, error: FuncpipeError) -> None:

@@ -6,14 +6,14 @@ Nothing here decides when something runs; the executor does, and the lanes call 
 from __future__ import annotations
 
 import json
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from funcpipe import keys, wire
+from funcpipe.clock import REAL, Clock
 from funcpipe.errors import FuncpipeError, TrainingError
 from funcpipe.invocation import Invocation
 from funcpipe.model.sampling import digest
@@ -42,28 +42,30 @@ class Cost:
 
     user_s: the user's model, loss, data and optimiser. transfer_s: bytes on their way.
     wait_s: until a peer's object appeared, in which it was looked for `misses` times in vain.
+    The seconds are those of `clock`.
     """
 
     user_s: float = 0.0
     transfer_s: float = 0.0
     wait_s: float = 0.0
     misses: int = 0
+    clock: Clock = field(default=REAL, repr=False, compare=False)
 
     @contextmanager
     def user(self) -> Iterator[None]:
-        began = time.perf_counter()
+        began = self.clock.now()
         try:
             yield
         finally:
-            self.user_s += time.perf_counter() - began
+            self.user_s += self.clock.now() - began
 
     @contextmanager
     def transfer(self) -> Iterator[None]:
-        began = time.perf_counter()
+        began = self.clock.now()
         try:
             yield
         finally:
-            self.transfer_s += time.perf_counter() - began
+            self.transfer_s += self.clock.now() - began
 
 
 def key_of(attempt: keys.Attempt, one: Pass, message: Message) -> str:
@@ -85,7 +87,13 @@ class Tasks:
     """The actions of one worker. Lanes may call `run` at once, each for its action."""
 
     def __init__(
-        self, invocation: Invocation, built: BuiltStage, store: ObjectStore, fetch: Fetch
+        self,
+        invocation: Invocation,
+        built: BuiltStage,
+        store: ObjectStore,
+        fetch: Fetch,
+        *,
+        clock: Clock = REAL,
     ) -> None:
         self._invocation = invocation
         self._attempt = invocation.spec.keys
@@ -93,6 +101,7 @@ class Tasks:
         self._built = built
         self._store = store
         self._fetch = fetch
+        self._clock = clock
         self._inbox: dict[tuple[int, Action], Any] = {}
         self._outbox: dict[tuple[int, Action], Any] = {}
         self._losses: dict[int, dict[int, float]] = defaultdict(dict)
@@ -105,7 +114,7 @@ class Tasks:
 
     def run(self, one: Pass, action: Action) -> Cost:
         """Do `action` of the pass; where its time went. Raises the `FuncpipeError` family."""
-        cost = Cost()
+        cost = Cost(clock=self._clock)
         kind = action.kind
         if kind.value.startswith("RECV"):
             self._receive(one, action, cost)

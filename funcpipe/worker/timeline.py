@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+from funcpipe.clock import REAL, Clock
 from funcpipe.schedule.execute import Start
 from funcpipe.worker.tasks import Cost
 
@@ -39,17 +40,21 @@ class Record:
 
 
 class Timeline:
-    """Records of the last `KEPT` actions, and sums over all of them. Safe from several threads."""
+    """Records of the last `KEPT` actions, and sums over all of them. Safe from several threads.
 
-    def __init__(self) -> None:
+    Seconds are those of `clock`, but `began_at` is this machine's time of day.
+    """
+
+    def __init__(self, clock: Clock = REAL) -> None:
         self._lock = threading.Lock()
+        self._clock = clock
         self.began_at = time.time()
-        self._zero = time.perf_counter()
+        self._zero = clock.now()
         self._records: deque[Record] = deque(maxlen=KEPT)
         self.user_s = self.transfer_s = self.wait_s = 0.0
 
     def now(self) -> float:
-        return time.perf_counter() - self._zero
+        return self._clock.now() - self._zero
 
     def add(self, start: Start, began: float, ended: float, cost: Cost) -> None:
         record = Record(

@@ -35,7 +35,7 @@ ARROWS: dict[str, str] = {
     "include": "usercode",
     "locate": "imports job usercode",
     "bundle": "imports include job locate store.base usercode",
-    "store": "keys",
+    "store": "clock keys",
     "wire": "store",
     "model": "job usercode",
     "sync": "keys schedule store wire",
