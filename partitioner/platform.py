@@ -254,6 +254,11 @@ class PlatformSpec:
                 return figure
         raise PlatformError(f"there is no figure {path!r}{near(path, KINDS)}")
 
+    @property
+    def limited(self) -> bool:
+        """Whether this is a platform at all: `none` stands for a machine as it is."""
+        return self.name != "none"
+
     def vcpu(self, memory_mb: int) -> float:
         return self.cpu.vcpu.at(memory_mb)
 

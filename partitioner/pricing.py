@@ -51,6 +51,7 @@ REQUESTS = {
     "LIST": "LIST",
     "DELETE": "DELETE",
 }
+_TO_THE_STORE = frozenset(REQUESTS.values())
 CAUSES = (COMPUTE, INITIALISATION, INVOCATIONS, *REQUESTS.values(), STORAGE, TRANSFER)
 DRIVER, STORE = "driver", "store"
 
@@ -102,6 +103,11 @@ class Bill:
     def total(self) -> float:
         """Dollars."""
         return math.fsum(charge.dollars for charge in self.charges)
+
+    @property
+    def num_requests(self) -> int:
+        """To the store, by all."""
+        return round(math.fsum(c.quantity for c in self.charges if c.cause in _TO_THE_STORE))
 
     def by_cause(self) -> dict[str, float]:
         """Dollars of the causes that occur, in the order of `CAUSES`."""

@@ -1,14 +1,15 @@
-"""What a run has cost so far, and in the end: kept by the driver, from what hosts and stores count."""
+"""What a run has cost so far, and in the end: from what its host and its stores count."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from funcpipe.driver.host import Execution, FunctionHost
 from funcpipe.partitioner.platform import PlatformSpec
 from funcpipe.partitioner.pricing import Bill, bill
-from funcpipe.store.meter import OPERATIONS, Usage
+from funcpipe.store.usage import OPERATIONS, Usage
 
 __all__ = ["Account"]
 
@@ -34,6 +35,9 @@ class Account:
         self._host = host
         self._driver = driver
         self._now = now
+        self.cold_starts: Counter[str] = Counter()
+        self.late_s = 0.0
+        """What the slowest start took longer than the platform's, in platform seconds."""
         self._looked_s = now()
         self._stored_bytes = 0
         self._stored_byte_s = 0.0
@@ -46,6 +50,7 @@ class Account:
             self._platform,
             self._host.uses(),
             driver_requests=by_operation(usage),
+            driver_bytes_up=sum(usage.bytes_up.values()),
             driver_bytes_down=sum(usage.bytes_down.values()),
             stored_byte_s=self._stored_byte_s,
         )
@@ -53,6 +58,8 @@ class Account:
     def tell_ended(self, tell: Tell) -> None:
         """One event for each delivery that has ended since the last call."""
         for one in self._host.executions():
+            self.cold_starts[one.use.name] += one.cold
+            self.late_s = max(self.late_s, one.late_s if one.cold else 0.0)
             tell("delivery", delivery_event(one))
 
     def close(self, tell: Tell) -> Bill:
@@ -64,6 +71,7 @@ class Account:
             "bill",
             {
                 "driver_requests": by_operation(usage),
+                "driver_bytes_up": sum(usage.bytes_up.values()),
                 "driver_bytes_down": sum(usage.bytes_down.values()),
                 "stored_byte_s": self._stored_byte_s,
                 "dollars": final.total,
@@ -75,7 +83,7 @@ class Account:
         """Storage is billed by bytes and time: the mean of two looks for the time between them."""
         usage, now = self._driver(), self._now()
         stored = self._host.stored_bytes() + stored_bytes(usage)
-        self._stored_byte_s += (now - self._looked_s) * (self._stored_bytes + stored) / 2
+        self._stored_byte_s += (now - self._looked_s) * max(0, self._stored_bytes + stored) / 2
         self._looked_s, self._stored_bytes = now, stored
 
 

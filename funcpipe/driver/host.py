@@ -39,8 +39,9 @@ class Exit:
 class Execution:
     """One delivery of an invocation, ended, with what is billed for it.
 
-    cold: whether an environment was made for it. late_s: what its start took longer than the
-    platform's, because this machine was slower; not billed.
+    number: the so many-th of its invocation, from 1. cold: whether an environment was made for
+    it. late_s: what its start took longer than the platform's, because this machine was slower;
+    not billed.
     """
 
     invocation: str

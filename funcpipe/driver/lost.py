@@ -19,7 +19,7 @@ _LIMITS: dict[str, tuple[type[FuncpipeError], str, str]] = {
     "out-of-memory": (
         OutOfMemory,
         "ran out of memory",
-        "Give this stage more memory (--memory), fewer layers, or smaller micro-batches",
+        "Give this stage more memory (--memory-mb), fewer layers, or smaller micro-batches",
     ),
     "time-limit": (
         TimeLimitExceeded,

@@ -108,7 +108,6 @@ class RunOptions:
                 "leave one of the two out"
             )
 
-
     def _check_emulation(self) -> None:
         if self.dilation is not None and not (
             isinstance(self.dilation, int | float) and 1 <= self.dilation <= 1000

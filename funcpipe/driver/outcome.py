@@ -7,15 +7,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from funcpipe.driver.account import Account, Tell, by_operation
 from funcpipe.driver.machine import DriverMachine
 from funcpipe.driver.options import RunOptions
 from funcpipe.driver.prepare import Prepared, layers_text
+from funcpipe.emulator.dilation import Dilation
+from funcpipe.emulator.host import LocalHost
 from funcpipe.errors import FuncpipeError, Stopped, describe
+from funcpipe.partitioner.pricing import Bill, unverified_prices
 from funcpipe.report.summary import FunctionSummary, Summary
-from funcpipe.store.meter import Usage
+from funcpipe.store.usage import Usage
 
 __all__ = ["Outcome", "summarise"]
 
+
+_LATE_S = 0.5
 
 
 @dataclass
@@ -48,14 +54,20 @@ class Outcome:
             "why": dilation.why,
             "enforced": list(host.limits.enforced),
             "missing": list(host.limits.missing),
-            "unverified": [f.path for f in platform.figures if f.unverified is not None],
         }
         tell("emulator", self.emulation)
+        self.emulation["unverified"] = list(unverified_prices(platform))
 
     def close_account(self, tell: Tell) -> None:
         """The final bill, once nothing runs any more."""
-        if self.account is not None:
-            self.bill = self.account.close(tell)
+        if self.account is None:
+            return
+        self.bill = self.account.close(tell)
+        if self.account.late_s >= _LATE_S:
+            self.notes.append(
+                f"this machine took up to {self.account.late_s:.1f} s longer to start a function "
+                "than the platform does; that is in the times, and not in the bill"
+            )
 
 
 def summarise(outcome: Outcome, seconds: Mapping[str, float]) -> Summary:
@@ -73,6 +85,7 @@ def summarise(outcome: Outcome, seconds: Mapping[str, float]) -> Summary:
             f"time: {environments}"
         )
     notes += _drifted(results)
+    bill = outcome.bill if outcome.prepared.platform.limited else None
     return Summary(
         run_id=outcome.run_id,
         status=status,
@@ -89,13 +102,15 @@ def summarise(outcome: Outcome, seconds: Mapping[str, float]) -> Summary:
         seconds=dict(seconds),
         losses=() if machine is None else tuple(machine.losses),
         metrics={} if machine is None else machine.metrics,
-        requests=_by_operation(used),
+        requests=by_operation(used),
         requests_by_kind=used.to_dict()["requests"],
         bytes={"up": sum(used.bytes_up.values()), "down": sum(used.bytes_down.values())},
-        driver_requests=_by_operation(driver),
+        driver_requests=by_operation(driver),
         functions=tuple(
-            _function(outcome.prepared, place, result) for place, result in sorted(results.items())
+            _function(outcome, place, result) for place, result in sorted(results.items())
         ),
+        emulation=outcome.emulation,
+        bill=None if bill is None else bill.to_dict(),
         model_path=None if outcome.model_path is None else str(outcome.model_path),
     )
 
@@ -130,15 +145,11 @@ def _environments(results: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def _by_operation(usage: Usage) -> dict[str, int]:
-    counts = {operation: usage.total(operation) for operation in OPERATIONS}
-    return {operation: count for operation, count in counts.items() if count}
-
-
 def _function(
-    prepared: Prepared, place: tuple[int, int], result: Mapping[str, Any]
+    outcome: Outcome, place: tuple[int, int], result: Mapping[str, Any]
 ) -> FunctionSummary:
     stage, replica = place
+    plan, account, name = outcome.prepared.plan, outcome.account, f"stage{stage}-replica{replica}"
     usage = Usage.from_dict(result["usage"])
     measured = {
         name: result[name]
@@ -157,7 +168,10 @@ def _function(
     return FunctionSummary(
         stage=stage,
         replica=replica,
-        layers=layers_text(prepared.plan, stage),
-        requests=sum(_by_operation(usage).values()),
+        layers=layers_text(plan, stage),
+        requests=sum(by_operation(usage).values()),
+        memory_mb=plan.stages[stage].memory_mb,
+        cold_starts=None if account is None else account.cold_starts[name],
+        dollars=None if outcome.bill is None else outcome.bill.by_name().get(name),
         **measured,
     )

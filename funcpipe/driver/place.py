@@ -44,7 +44,11 @@ class Place:
         """Where functions must be able to write on this machine."""
         if self.kind != "directory":
             return ()
-        return (Path(unquote(urlsplit(self.spec.url).path) if "://" in self.spec.url else self.spec.url),)
+        return (
+            Path(
+                unquote(urlsplit(self.spec.url).path) if "://" in self.spec.url else self.spec.url
+            ),
+        )
 
     @property
     def credentials(self) -> Credentials | None:

@@ -20,8 +20,8 @@ from funcpipe.emulator.cgroups import Cell
 from funcpipe.emulator.forks import ForkRequest, Template
 from funcpipe.emulator.logs import BoundedLog
 from funcpipe.errors import PlatformError
-from funcpipe.store.meter import Usage
 from funcpipe.store.tally import Tally
+from funcpipe.store.usage import Usage
 
 __all__ = ["Environment", "Sizes"]
 

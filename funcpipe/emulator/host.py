@@ -36,7 +36,9 @@ from funcpipe.emulator.memory_watch import MemoryWatch
 from funcpipe.errors import PayloadTooLarge, PlatformError
 from funcpipe.partitioner.platform import PlatformSpec
 from funcpipe.partitioner.pricing import Use
-from funcpipe.store.meter import OPERATIONS, Usage
+from funcpipe.store.shape import LinkSpec
+from funcpipe.store.usage import OPERATIONS, Usage
+from funcpipe.worker.context import Context
 
 __all__ = ["LocalHost"]
 
@@ -285,31 +287,38 @@ class LocalHost:
         return self._threads or self._platform.threads(memory_mb)
 
     def _sizes(self, memory_mb: int) -> Sizes:
-        vcpu = self._platform.vcpu(memory_mb)
-        tmp_mb = self._platform.tmp.default_mb
+        if not self._platform.limited:
+            return Sizes(cpus=None, memory_bytes=None, tmp_bytes=None)
         return Sizes(
-            cpus=None if vcpu is None else vcpu / self._clock.dilation,
-            memory_bytes=memory_mb << 20 if self._platform.memory.most_mb is not None else None,
-            tmp_bytes=None if tmp_mb is None else tmp_mb << 20,
+            cpus=self._platform.vcpu(memory_mb) / self._clock.dilation,
+            memory_bytes=memory_mb << 20,
+            tmp_bytes=self._platform.tmp.default_mb << 20,
         )
 
     def _run(self, environment: str, invocation: str, init_s: float) -> None:
         delivery = self._delivery_in(environment)
-        network, memory_mb = self._platform.network, delivery.memory_mb
-        surroundings: dict[str, Any] = {
-            "dilation": self._clock.dilation,
-            "init_s": init_s,
-            "unseen_file_bytes": self._template.base.file_bytes,
-            "threads": self._num_threads(memory_mb),
-            "link": {
-                "up_bytes_per_s": self._platform.up_bytes_per_s(memory_mb),
-                "down_bytes_per_s": self._platform.down_bytes_per_s(memory_mb),
-                "latency_s": network.latency_s,
-                "burst_bytes": network.burst_bytes,
-                "burst_bytes_per_s": network.burst_bytes_per_s,
-            },
-        }
-        self._environments[environment].run(self._payloads[invocation][1], surroundings)
+        memory_mb = delivery.memory_mb
+        context = Context(
+            clock=self._clock,
+            link=self._link(memory_mb),
+            init_s=init_s,
+            unseen_file_bytes=self._template.base.file_bytes,
+            threads=self._num_threads(memory_mb),
+        )
+        payload = self._payloads[invocation][1]
+        self._environments[environment].run(payload, context.to_dict())
+
+    def _link(self, memory_mb: int) -> LinkSpec | None:
+        if not self._platform.limited:
+            return None
+        network = self._platform.network
+        return LinkSpec(
+            up_bytes_per_s=self._platform.up_bytes_per_s(memory_mb),
+            down_bytes_per_s=self._platform.down_bytes_per_s(memory_mb),
+            latency_s=network.latency_s,
+            burst_bytes=network.burst_bytes,
+            burst_bytes_per_s=network.burst_bytes_per_s,
+        )
 
     def _delivery_in(self, environment: str) -> Delivery:
         return next(
@@ -345,7 +354,7 @@ class LocalHost:
         self._executions.append(
             Execution(
                 invocation=delivery.invocation,
-                number=delivery.number,
+                number=delivery.attempt,
                 environment=delivery.environment,
                 cold=delivery.cold,
                 late_s=delivery.late_s,

@@ -32,18 +32,20 @@ __all__ = [
     "StartEnvironment",
 ]
 
-_BAD: frozenset[Reason] = frozenset(
-    {"failed", "crashed", "killed", "out-of-memory", "time-limit"}
-)
+_BAD: frozenset[Reason] = frozenset({"failed", "crashed", "killed", "out-of-memory", "time-limit"})
 _DUPLICATE_WITHIN_S = 2.0
 _THROTTLED_AGAIN_S = 1.0
 
 
 @dataclass(kw_only=True)
 class Delivery:
-    """One execution. `began_s` is when its handler began; None before that."""
+    """One execution: the so many-th of its invocation, from 1, and of all, from 0.
+
+    `began_s` is when its handler began; None before that.
+    """
 
     number: int
+    attempt: int
     invocation: str
     name: str
     memory_mb: int
@@ -128,6 +130,7 @@ class _Invocation:
     memory_mb: int
     retries_done: int = 0
     open: int = 0
+    deliveries: int = 0
     told: bool = False
 
 
@@ -285,13 +288,17 @@ class Life:
     def _place(self, invocation: _Invocation, now: float) -> list[Instruction]:
         """Give a delivery of it to an idle environment of its size, or to a new one."""
         invocation.open += 1
-        alike = (one for one in self._environments.values() if one.memory_mb == invocation.memory_mb)
+        invocation.deliveries += 1
+        alike = (
+            one for one in self._environments.values() if one.memory_mb == invocation.memory_mb
+        )
         warm = next((one for one in alike if one.idle), None)
         one = warm or self._new_environment(invocation.memory_mb)
         times = self._platform.time
         one.due_s = now + (times.cold_start_s if warm is None else times.warm_start_s)
         one.delivery = Delivery(
             number=len(self.deliveries),
+            attempt=invocation.deliveries,
             invocation=invocation.id,
             name=invocation.name,
             memory_mb=invocation.memory_mb,

@@ -215,9 +215,7 @@ def dilation_cases(folder: Path, store: str) -> Iterator[Case]:
         if dilation == DILATIONS[0]:
             base_s = step_s
         else:
-            yield Case(
-                name=f"dilation {dilation:g}: {name}", measured_s=step_s, nominal_s=base_s
-            )
+            yield Case(name=f"dilation {dilation:g}: {name}", measured_s=step_s, nominal_s=base_s)
 
 
 def _step_s(run: Path) -> float:

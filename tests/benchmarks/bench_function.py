@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from funcpipe.store.open import StoreSpec
-from funcpipe.store.shape import Link, Shaped
+from funcpipe.store.shape import Shaped
 
 
 def work(payload: Mapping[str, Any], context: Any) -> int:
@@ -42,8 +42,7 @@ def _compute(payload: Mapping[str, Any], context: Any) -> Any:
 def _transfer(payload: Mapping[str, Any], context: Any) -> Any:
     """Rounds of one put and one get at a time, side by side; platform seconds of each."""
     spec, clock = StoreSpec.from_dict(payload["store"]), context.clock
-    link = Link.of(context.link, clock=clock.now, sleep=clock.sleep)
-    store = Shaped(spec.open(), link)
+    store = Shaped(spec.open(), context.link.open(clock))
     data = bytearray(payload["bytes"])
     mine, rows = payload["name"], []
     store.put(f"{mine}/seed", data)

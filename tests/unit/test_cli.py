@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +128,7 @@ def test_every_option_explains_itself_and_its_default() -> None:
     for name, action in options_of("train").items():
         assert action.help
         default = defaults.get(name.replace("-", "_"))
-        if default is not None:
+        if default is not None and default is not MISSING:
             assert f"(default: {default})" in action.help
 
 
@@ -150,7 +150,9 @@ def test_every_option_reaches_the_run(train: FakeTrain) -> None:
     given = (
         "--stages 3 --replicas 2,2,1 --micro-batch-size 4 --schedule 1f1b --in-flight 6 "
         "--sync three-phase --platform local --store s3://b/p --endpoint http://h --region r "
-        "--threads 2 --run-dir d --steps 5 --report-every 2"
+        "--threads 2 --run-dir d --steps 5 --report-every 2 --memory-mb 512,512,1024 "
+        "--emulate mine.json --set network.latency_s=0.05 --set time.limit_s=60 --dilation 2.5 "
+        "--emulate-seed 7"
     )
     # When
     assert cli.main(["train", "pkg.mod:attr", *given.split()]) == 0
@@ -173,6 +175,11 @@ def test_every_option_reaches_the_run(train: FakeTrain) -> None:
         run_dir=Path("d"),
         steps=5,
         report_every=2,
+        memory_mb=(512, 512, 1024),
+        emulate="mine.json",
+        set={"network.latency_s": "0.05", "time.limit_s": "60"},
+        dilation=2.5,
+        emulate_seed=7,
     )
     assert {item.name for item in fields(RunOptions)} - options.keys() == {"plan"}
 

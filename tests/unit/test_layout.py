@@ -44,7 +44,7 @@ ARROWS: dict[str, str] = {
     "functions": "worker",
     "report": "partitioner.pricing schedule",
     "deploy": "bundle driver.host keys partitioner store",
-    "emulator": "clock driver.host keys partitioner store",
+    "emulator": "clock driver.host keys partitioner store worker.context",
     "driver": "bundle clock control deploy emulator invocation job keys locate model partitioner "
     "passes report sameness schedule store sync usercode wire",
     "api": "bundle driver job locate model partitioner report store usercode",

@@ -78,6 +78,7 @@ def test_storage_is_bytes_times_platform_seconds_between_looks(
             "bill",
             {
                 "driver_requests": {"PUT": 1, "GET": 2},
+                "driver_bytes_up": 4000,
                 "driver_bytes_down": 7000,
                 "stored_byte_s": 50_000.0 + 4.0 * (10_000 + 2000) / 2,
                 "dollars": final.total,
@@ -88,6 +89,7 @@ def test_storage_is_bytes_times_platform_seconds_between_looks(
         platform,
         [USE],
         driver_requests={"PUT": 1, "GET": 2},
+        driver_bytes_up=4000,
         driver_bytes_down=7000,
         stored_byte_s=74_000.0,
     )

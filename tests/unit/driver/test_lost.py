@@ -89,8 +89,16 @@ def test_only_the_last_lines_of_a_log_are_told() -> None:
 @pytest.mark.parametrize(
     ("reason", "kind", "words"),
     [
-        ("out-of-memory", OutOfMemory, "ran out of memory, after 2 of 3 steps: 512 MB are not enough"),
-        ("time-limit", TimeLimitExceeded, "exceeded the time limit, after 2 of 3 steps: 512 MB are"),
+        (
+            "out-of-memory",
+            OutOfMemory,
+            "ran out of memory, after 2 of 3 steps: 512 MB are not enough",
+        ),
+        (
+            "time-limit",
+            TimeLimitExceeded,
+            "exceeded the time limit, after 2 of 3 steps: 512 MB are",
+        ),
     ],
 )
 def test_a_broken_limit_is_named_whatever_the_function_had_printed(
@@ -98,9 +106,7 @@ def test_a_broken_limit_is_named_whatever_the_function_had_printed(
 ) -> None:
     log = to_log(StoreFull("a consequence"))
 
-    told = lost(
-        Exited((1, 0), reason, -9, log, "512 MB are not enough"), progress="2 of 3 steps"
-    )
+    told = lost(Exited((1, 0), reason, -9, log, "512 MB are not enough"), progress="2 of 3 steps")
 
     assert type(told) is kind
     assert words in told.message

@@ -36,9 +36,9 @@ def of(kind: type[Any], told: Sequence[Instruction]) -> list[Any]:
 def begun(machine: Life, id: str = "a", *, now: float = 0.0, memory_mb: int = 1769) -> str:
     """Invoke `id` cold, and let its environment be ready in time; the environment."""
     (start,) = of(StartEnvironment, machine.invoke(id, name=id, memory_mb=memory_mb, now=now))
-    assert machine.ready(start.environment, now=now + 1.0) == []
+    assert machine.ready(start.environment, now=now) == []
     told = machine.tick(now=now + COLD_S)
-    assert told == [Run(start.environment, id, COLD_S)]
+    assert of(Run, told) == [Run(start.environment, id, COLD_S)]
     return str(start.environment)
 
 
@@ -139,11 +139,10 @@ def test_a_duplicate_runs_beside_the_first_and_the_end_is_told_once() -> None:
     machine = life(invocation__duplicate_rate="1")
     first = begun(machine)
 
-    late = machine.tick(now=6.0)
-    (start,) = of(StartEnvironment, late)
-    machine.ready(start.environment, now=6.5)
-    assert machine.tick(now=12.0) == [Run(start.environment, "a", COLD_S)]
-    superseded = machine.finished(start.environment, now=12.1)
+    second = machine.deliveries[1].environment
+    machine.ready(second, now=6.5)
+    assert machine.tick(now=12.0) == [Run(second, "a", COLD_S)]
+    superseded = machine.finished(second, now=12.1)
     done = machine.finished(first, now=20.0)
 
     assert of(Report, superseded) == []
@@ -184,13 +183,14 @@ def test_a_failed_invocation_is_retried_as_often_as_the_platform_does_and_told_a
 
 def test_what_is_stopped_is_not_delivered_again() -> None:
     machine = life(invocation__duplicate_rate="1")
-    environment = begun(machine)
+    (start,) = of(StartEnvironment, machine.invoke("a", name="a", memory_mb=1769, now=0.0))
 
-    assert machine.stop(["a", "unknown"]) == [EndEnvironment(environment, "stopped")]
-    told = machine.gone(environment, reason="crashed", code=-15, now=6.0)
+    assert machine.stop(["a", "unknown"]) == [EndEnvironment(start.environment, "stopped")]
+    told = machine.gone(start.environment, reason="crashed", code=-15, now=0.1)
 
-    assert of(Report, told) == [Report("a", environment, "stopped", -15)]
+    assert of(Report, told) == [Report("a", start.environment, "stopped", -15)]
     assert machine.tick(now=100.0) == []
+    assert len(machine.deliveries) == 1
 
 
 def test_a_duplicate_waits_while_the_platform_is_full() -> None:
