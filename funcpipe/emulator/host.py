@@ -6,7 +6,6 @@ import math
 import os
 import re
 import secrets
-import selectors
 import sysconfig
 import threading
 import time
@@ -32,6 +31,7 @@ from funcpipe.emulator.life import (
     StartEnvironment,
 )
 from funcpipe.emulator.limits import Limits
+from funcpipe.emulator.listener import Listener
 from funcpipe.emulator.memory_watch import MemoryWatch
 from funcpipe.errors import PayloadTooLarge, PlatformError
 from funcpipe.partitioner.platform import PlatformSpec
@@ -48,7 +48,6 @@ _THREAD_VARIABLES = (
     "OPENBLAS_NUM_THREADS",
     "NUMEXPR_NUM_THREADS",
 )
-_MOST_WAIT_S = 5.0
 
 
 class LocalHost:
@@ -119,7 +118,7 @@ class LocalHost:
             self._guarded.stop()
             raise
         self._watch = MemoryWatch(on_excess=self._on_excess)
-        self._loop = _Loop(self)
+        self._loop = Listener(self, self._lock, template=self._template.fileno())
 
     def _make_template(self, entry: str) -> Template:
         python_path = [self._library(), self._environment.get("PYTHONPATH")]
@@ -419,61 +418,3 @@ class LocalHost:
         now = self._clock.now()
         self._do(self._life.tick(now=now))
         return (self._life.next_due_s() - now) * self._clock.dilation
-
-
-class _Loop:
-    """The host's one thread: hears what environments say and print, and keeps the time."""
-
-    def __init__(self, host: LocalHost) -> None:
-        self._host = host
-        self._selector = selectors.DefaultSelector()
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        self._selector.register(self._wake_read, selectors.EVENT_READ, "wake")
-        self._selector.register(host._template.fileno(), selectors.EVENT_READ, "template")
-        self._closing = False
-        self._thread = threading.Thread(target=self._run, name="funcpipe-host", daemon=True)
-        self._thread.start()
-
-    def add(self, one: Environment) -> None:
-        self._selector.register(one.output_fd, selectors.EVENT_READ, one)
-        self._selector.register(one.status_fd, selectors.EVENT_READ, one)
-
-    def remove(self, one: Environment) -> None:
-        for descriptor in (one.output_fd, one.status_fd):
-            if descriptor in self._selector.get_map():
-                self._selector.unregister(descriptor)
-
-    def wake(self) -> None:
-        os.write(self._wake_write, b"!")
-
-    def _run(self) -> None:
-        wait_s = 0.0
-        while not self._closing:
-            ready = self._selector.select(min(max(wait_s, 0.0), _MOST_WAIT_S))
-            with self._host._lock:
-                for key, _ in ready:
-                    self._serve(key)
-                wait_s = self._host.tick()
-
-    def _serve(self, key: selectors.SelectorKey) -> None:
-        if key.data == "wake":
-            os.read(self._wake_read, 1 << 12)
-        elif key.data == "template":
-            self._host.collect()
-        elif key.fd not in self._selector.get_map():
-            return  # it ended a moment ago
-        elif key.fd == key.data.status_fd:
-            self._host.heard(key.data)
-            if key.data.status_closed:
-                self._selector.unregister(key.fd)
-        elif not key.data.drain():
-            self._selector.unregister(key.fd)
-
-    def close(self) -> None:
-        self._closing = True
-        self.wake()
-        self._thread.join()
-        self._selector.close()
-        os.close(self._wake_read)
-        os.close(self._wake_write)

@@ -1,0 +1,101 @@
+"""What `funcpipe train` can be told, as data: each option under the name of its field."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+__all__ = ["GROUPS", "OPTIONS"]
+
+
+def _count(text: str) -> int:
+    """A whole number from 1."""
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1, found {text!r}")
+    return int(text)
+
+
+def _figure(text: str) -> tuple[str, str]:
+    path, equals, value = text.partition("=")
+    if not (path and equals and value):
+        raise argparse.ArgumentTypeError(
+            f"expected FIGURE=VALUE such as network.latency_s=0.05, found {text!r}"
+        )
+    return path, value
+
+
+class _Figures(argparse.Action):
+    """Collects ``FIGURE=VALUE`` into a mapping."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        setattr(namespace, self.dest, {**getattr(namespace, self.dest, {}), values[0]: values[1]})
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(_count(part.strip()) for part in text.split(","))
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number from 1, or one per stage such as 2,1; found {text!r}"
+        ) from None
+
+
+# The fields of `RunOptions` in funcpipe.driver.options, each under its own name: a test compares.
+GROUPS: dict[str, dict[str, dict[str, Any]]] = {
+    "the plan": {
+        "stages": {"type": _count, "metavar": "S", "help": "cut the model into S stages, balanced "
+                   "by their arithmetic (default: 2, or 1 for a model of one layer)"},
+        "replicas": {"type": _counts, "metavar": "D[,D..]", "help": "functions per stage: one "
+                     "number for all stages, or one for each (default: 1)"},
+        "micro_batch_size": {"type": _count, "metavar": "B", "help": "samples of a micro-batch "
+                             "(default: a quarter of the job's batch, rounded up)"},
+        "schedule": {"choices": ("gpipe", "1f1b"), "help": "order of forwards and backwards: all "
+                     "forwards first, or taking turns, which keeps fewer activations in memory "
+                     "(default: gpipe)"},
+        "in_flight": {"type": _count, "metavar": "N", "help": "1f1b: micro-batches between forward "
+                      "and backward at the first stage (default: the number of stages)"},
+        "sync": {"choices": ("pipelined", "three-phase"), "help": "how replicas of a stage add up "
+                 "their gradients (default: pipelined)"},
+        "memory_mb": {"type": _counts, "metavar": "MB[,MB..]", "help": "memory of each function: "
+                      "one number for all stages, or one each; its share of a CPU grows with it "
+                      "(default: the platform's, such as 1769)"},
+        "plan": {"type": Path, "metavar": "plan.json", "help": "run exactly this plan, instead of "
+                 "the options above; every run writes its own into its folder"},
+    },
+    "where it runs": {
+        "platform": {"metavar": "NAME", "help": "what runs the functions; so far `local`, an "
+                     "emulated platform on this machine (default: local)"},
+        "store": {"metavar": "STORE", "help": "where they exchange objects: auto (minio if there "
+                  "is one on PATH or in FUNCPIPE_MINIO, else seaweedfs), minio, seaweedfs or "
+                  "juicefs, each started here and gone after the run; a directory; or "
+                  "s3://bucket/prefix (default: auto)"},
+        "endpoint": {"metavar": "URL", "help": "with s3://: the server, such as "
+                     "http://127.0.0.1:9000; without it Amazon's. Credentials come from AWS_* "
+                     "variables"},
+        "region": {"metavar": "R", "help": "with s3://: the bucket's region"},
+        "threads": {"type": _count, "metavar": "N", "help": "threads of the numerical libraries "
+                    "in each function; results have the same bits only for the same number "
+                    "(default: what the platform gives a function of its memory)"},
+    },
+    "the emulated platform": {
+        "emulate": {"metavar": "NAME|FILE", "help": "what `local` emulates: a name that `funcpipe "
+                    "platforms` lists, a file of your own, or none: no limits, no prices "
+                    "(default: aws-lambda)"},
+        "set": {"type": _figure, "action": _Figures, "metavar": "FIGURE=VALUE", "help": "change a "
+                "figure of it, such as network.latency_s=0.05; may be given several times"},
+        "dilation": {"type": float, "metavar": "X", "help": "emulate X times slower than real "
+                     "time; seconds are then the platform's (default: as this machine needs)"},
+        "emulate_seed": {"type": int, "metavar": "N", "help": "decides which invocations the "
+                         "platform delivers twice, if any (default: 0)"},
+    },
+    "the run": {
+        "run_dir": {"type": Path, "metavar": "DIR", "help": "folder for what the run leaves, new "
+                    "or empty (default: runs/ID)"},
+        "steps": {"type": _count, "metavar": "N", "help": "stop after N training steps (default: "
+                  "all epochs of the job)"},
+        "report_every": {"type": _count, "metavar": "N", "help": "tell of the loss every N steps, "
+                         "which saves requests (default: 1)"},
+    },
+}  # fmt: skip
+OPTIONS = tuple(name for group in GROUPS.values() for name in group)
