@@ -235,10 +235,6 @@ class PlatformSpec:
             )
         for name, group in _GROUPS.items():
             object.__setattr__(self, name, self._group(name, group))
-        if self.cpu.cores.between != "step" and len(self.cpu.cores.points) > 1:
-            raise PlatformError(
-                "cpu.cores: cores come in whole numbers; expected `step` between points"
-            )
 
     def _group(self, name: str, group: type[_Group]) -> _Group:
         values = {
