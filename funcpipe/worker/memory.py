@@ -16,6 +16,7 @@ from pathlib import Path
 __all__ = ["age_s", "base_bytes", "forget_peak", "peak_bytes", "resident_bytes"]
 
 _STATUS = Path("/proc/self/status")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
 def base_bytes(*, unseen_file_bytes: int = 0) -> int:
@@ -49,7 +50,7 @@ def peak_bytes(*, unseen_file_bytes: int = 0) -> int:
 def forget_peak() -> None:
     """Let the peak begin anew from what is held now, where the kernel lets this process say so."""
     with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
+        _CLEAR_REFS.write_text("5")
 
 
 def _held(status: Mapping[str, int], name: str, unseen_file_bytes: int) -> int:

@@ -4,7 +4,7 @@ from funcpipe.control import Control, Watch, publish, read_next
 from funcpipe.errors import ObjectCorrupt, ObjectExists, Stopped, Superseded
 from funcpipe.keys import Run
 from funcpipe.store.memory import MemoryStore
-from funcpipe.store.meter import GET_MISSED, Metered
+from funcpipe.store.meter import GET, GET_MISSED, Metered
 
 RUN = Run("r")
 FIRST = Control(version=1, attempt=1)
@@ -38,6 +38,17 @@ def test_a_watch_looks_at_a_bounded_rate() -> None:
         now[0] = tenth / 10
         look()
     assert store.counts().total(GET_MISSED) == 3
+
+
+def test_every_caller_of_a_watch_is_told_of_the_end() -> None:
+    store, now = Metered(MemoryStore()), [0.0]
+    look = watch(store, now)
+    publish(store, RUN, FIRST.next(state="stop", reason="enough"))
+    now[0] = 2.0
+    for _ in range(3):
+        with pytest.raises(Stopped, match="enough"):
+            look()
+    assert store.counts().total(GET) == 1
 
 
 def test_a_watch_notices_a_stop_and_a_new_attempt() -> None:

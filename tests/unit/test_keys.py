@@ -1,6 +1,6 @@
 import itertools
 
-from funcpipe.keys import Run, kind_of
+from funcpipe.keys import KINDS, Run, kind_of
 
 
 def every_key() -> dict[str, str]:
@@ -26,6 +26,9 @@ def test_the_kind_is_read_back_from_the_key() -> None:
     for name, key in every_key().items():
         kind = name.split("Pass")[0]
         assert kind_of(key) == kind
+    kinds = {name.split("Pass")[0] for name in every_key()}
+    assert KINDS[-1] == "other"
+    assert sorted(KINDS[:-1]) == sorted(kinds)
     assert kind_of("somewhere/else/x") == "other"
     assert kind_of("x") == "other"
 

@@ -5,8 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from funcpipe.clock import Clock
 from funcpipe.errors import ObjectExists, ObjectMissing, WaitTimeout
 from funcpipe.keys import Run
+from funcpipe.store import meter
 from funcpipe.store.memory import MemoryStore
 from funcpipe.store.meter import DELETE, GET, GET_MISSED, LIST, PUT, Metered, Usage
 
@@ -102,9 +104,80 @@ def test_snapshots_subtract_and_add() -> None:
 
 
 def test_usage_survives_json() -> None:
-    usage = Usage(requests={(GET_MISSED, "act"): 3}, bytes_up={"act": 5}, deleted={"act": 1})
+    usage = Usage(
+        requests={(GET_MISSED, "act"): 3},
+        bytes_up={"act": 5},
+        deleted={"act": 1},
+        deleted_bytes={"act": 4},
+    )
+    told = json.loads(json.dumps(usage.to_dict()))
 
-    assert Usage.from_dict(json.loads(json.dumps(usage.to_dict()))) == usage
+    assert Usage.from_dict(told) == usage
+    del told["deleted_bytes"]  # as an earlier version wrote it
+    assert Usage.from_dict(told) == Usage(
+        requests=usage.requests, bytes_up=usage.bytes_up, deleted=usage.deleted
+    )
+
+
+def test_what_lies_in_the_store_is_bytes_put_less_bytes_deleted() -> None:
+    # given a writer and a reader, who deletes what it has read and some of its own
+    inner = MemoryStore()
+    writer, reader = Metered(inner), Metered(inner)
+    writer.put(STEP.activation(0, 0), b"12345")
+    writer.put(STEP.activation(0, 1), b"678")
+    reader.get(STEP.activation(0, 0))
+    reader.put(STEP.sum(0, 0, 0), b"ab")
+    reader.put(STEP.sum(0, 0, 0), b"abcd")
+    reader.put(STEP.sum(0, 0, 1), b"e")
+
+    reader.delete([STEP.activation(0, 0), STEP.sum(0, 0, 1)])
+    reader.delete([STEP.activation(0, 0)])
+
+    assert reader.counts().deleted_bytes == {"act": 5, "sum": 3}
+    both = writer.counts() + reader.counts()
+    left = sum(len(inner.get(key)) for key in inner.list(""))
+    assert sum(both.bytes_up.values()) - sum(both.deleted_bytes.values()) == left == 7
+
+
+def test_sizes_that_nobody_told_are_not_made_up() -> None:
+    inner = MemoryStore()
+    for number in range(2):
+        inner.put(STEP.activation(0, number), b"12345")
+    store = Metered(inner)
+    store.get(STEP.activation(0, 0), start=1)
+
+    store.delete([STEP.activation(0, 0), STEP.activation(0, 1)])
+
+    assert store.counts() == Usage(
+        requests={(GET, "act"): 1, (DELETE, "act"): 1}, bytes_down={"act": 4}, deleted={"act": 2}
+    )
+
+
+def test_few_sizes_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meter, "KNOWN_SIZES", 3)
+    store = Metered(MemoryStore())
+    keys = [STEP.activation(0, number) for number in range(5)]
+    for size, key in enumerate(keys):
+        store.put(key, bytes(size))
+
+    store.delete(keys)
+
+    assert store.counts().deleted_bytes == {"act": 2 + 3 + 4}
+
+
+def test_a_wait_passes_in_the_meter_s_seconds() -> None:
+    slept: list[float] = []
+
+    class Still(Clock):
+        def now(self) -> float:
+            return sum(slept)
+
+        def sleep(self, seconds: float) -> None:
+            slept.append(seconds)
+
+    with pytest.raises(WaitTimeout):
+        Metered(MemoryStore(), clock=Still()).wait("k", deadline_s=3600.0)
+    assert sum(slept) == pytest.approx(3600.0)
 
 
 def test_threads_lose_no_count() -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from funcpipe.errors import StoreDenied, StoreError
+from funcpipe.clock import Clock
+from funcpipe.errors import StoreDenied, StoreError, StoreUnavailable
 from funcpipe.store.credentials import Credentials
 from funcpipe.store.directory import DirectoryStore
+from funcpipe.store.faulty import Fault, Faulty
 from funcpipe.store.memory import MemoryStore
 from funcpipe.store.open import StoreSpec, open_store
 from funcpipe.store.retry import Retrying
@@ -43,6 +45,28 @@ def test_directories_are_named_plainly_or_by_url(tmp_path: Path) -> None:
 
     assert bytes(open_store(f"file://{tmp_path}/a%20place").get("k")) == b"x"
     assert isinstance(open_store(str(tmp_path), retries=None), DirectoryStore)
+
+
+def test_tries_are_spaced_in_the_seconds_of_a_clock(tmp_path: Path) -> None:
+    # given a directory store whose requests all fail, and a clock that stands still meanwhile
+    slept: list[float] = []
+
+    class Still(Clock):
+        def now(self) -> float:
+            return sum(slept)
+
+        def sleep(self, seconds: float) -> None:
+            slept.append(seconds)
+
+    store = StoreSpec(url=str(tmp_path)).open(clock=Still())
+    assert isinstance(store, Retrying)
+    failing = Faulty(MemoryStore(), lambda *_: Fault.BEFORE)
+    store._store = failing
+
+    with pytest.raises(StoreUnavailable, match="tried 6 times"):
+        store.get("k")
+
+    assert len(slept) == 5
 
 
 def test_s3_is_opened_without_a_request() -> None:

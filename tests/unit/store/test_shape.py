@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
 
-from funcpipe.errors import ObjectMissing
+from funcpipe.clock import Clock
+from funcpipe.errors import ObjectMissing, WaitTimeout
 from funcpipe.store.base import Pace
 from funcpipe.store.memory import MemoryStore
-from funcpipe.store.shape import Link, Shaped
+from funcpipe.store.shape import Link, LinkSpec, Shaped
 
 from .clock import FakeClock
 
@@ -135,6 +137,69 @@ def test_a_rest_earns_a_burst_and_no_more() -> None:
     assert clock.sleeps == [1 / 64, 1 / 64]
 
 
+def test_a_burst_passes_at_its_own_rate() -> None:
+    # given 48 KiB of burst at four times the rate: the slower of 4 R t and 48 KiB + R t
+    clock = FakeClock()
+    store = Shaped(MemoryStore(), link_of(clock, burst_bytes=48 * KIB, burst_bytes_per_s=4 * RATE))
+
+    store.put("k", bytes(96 * KIB))
+    # 16, 32, 48 and 64 KiB at the burst's rate, where both meet, and on at the link's
+    assert clock.sleeps == [*[1 / 256] * 4, 1 / 64, 1 / 64]
+    clock.sleeps.clear()
+
+    # when half of it has come back
+    clock.advance(1.5 / 64)
+    store.put("k", bytes(48 * KIB))
+    assert clock.sleeps == [1 / 256, 1 / 256, 1 / 64]
+
+
+def test_transfers_at_once_share_a_burst_s_rate() -> None:
+    clock = FakeClock()
+    link = link_of(clock, burst_bytes=1 << 20, burst_bytes_per_s=4 * RATE)
+    first, second = link.upload(), link.upload()
+
+    for _ in range(2):
+        first(16 * KIB)
+        second(16 * KIB)
+
+    assert clock.sleeps == [1 / 256] * 4
+
+
+@pytest.mark.parametrize("burst_rate", [RATE / 2, RATE])
+def test_a_direction_faster_than_bursts_has_none(burst_rate: float) -> None:
+    clock = FakeClock()
+    link = link_of(clock, burst_bytes=1 << 20, burst_bytes_per_s=burst_rate)
+
+    Shaped(MemoryStore(), link).put("k", bytes(48 * KIB))
+
+    assert clock.sleeps == [1 / 64] * 3
+
+
+def test_a_spec_survives_json_and_opens_a_link_in_the_seconds_of_a_clock() -> None:
+    fake = FakeClock()
+
+    class Manual(Clock):
+        def now(self) -> float:
+            return fake()
+
+        def sleep(self, seconds: float) -> None:
+            fake.sleep(seconds)
+
+    spec = LinkSpec(
+        up_bytes_per_s=RATE, latency_s=0.25, burst_bytes=16 * KIB, burst_bytes_per_s=2 * RATE
+    )
+    assert LinkSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+    store = Shaped(MemoryStore(), spec.open(Manual()))
+
+    store.put("k", bytes(48 * KIB))
+    assert fake.sleeps == [0.25, 1 / 128, 1 / 128, 1 / 64]
+    fake.sleeps.clear()
+
+    with pytest.raises(WaitTimeout):
+        store.wait("absent", deadline_s=3600.0)
+    assert sum(fake.sleeps) == pytest.approx(3600.25)  # a look each at the deadline
+
+
 def test_requests_that_share_a_link_share_its_rate_in_turns() -> None:
     clock = FakeClock()
     link = link_of(clock)
@@ -227,9 +292,12 @@ def test_a_link_behind_a_link_takes_the_slower_one() -> None:
         {"down_bytes_per_s": -1.0},
         {"up_bytes_per_s": float("nan")},
         {"latency_s": -0.1},
+        {"latency_s": float("nan")},
         {"burst_bytes": -1},
+        {"burst_bytes_per_s": 0.0},
     ],
 )
 def test_links_that_cannot_be_are_refused(options: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="must be"):
-        Link(**options)  # type: ignore[arg-type]
+    for make in (Link, LinkSpec):
+        with pytest.raises(ValueError, match="must be"):
+            make(**options)  # type: ignore[arg-type]

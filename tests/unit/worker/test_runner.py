@@ -4,9 +4,10 @@ import threading
 
 import pytest
 
-from funcpipe.errors import FuncpipeError, OutOfMemory, StoreFull
+from funcpipe.errors import FuncpipeError, OutOfMemory, Stopped, StoreFull
 from funcpipe.schedule.action import Lane
 from funcpipe.schedule.program import Shape, training_program
+from funcpipe.worker import runner
 from funcpipe.worker.machine import (
     Build,
     Built,
@@ -20,7 +21,7 @@ from funcpipe.worker.machine import (
     TaskDone,
     WorkerMachine,
 )
-from funcpipe.worker.runner import Runner
+from funcpipe.worker.runner import Runner, join_lanes
 
 PROGRAMS = [
     training_program(
@@ -92,6 +93,35 @@ def test_a_failure_does_not_wait_for_a_lane_that_is_stuck() -> None:
     end = Runner(WorkerMachine(), Stuck()).run()
     release.set()
     assert isinstance(end.error, StoreFull)
+
+
+def test_the_lanes_of_a_worker_that_was_stopped_end_and_can_be_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # given a stop while the compute lane is busy for longer than a runner waits
+    monkeypatch.setattr(runner, "LINGER_S", 0.01)
+    computing, release = threading.Event(), threading.Event()
+    finished: list[str] = []
+
+    class Busy(Script):
+        def __call__(self, instruction: Instruction) -> Event:
+            if isinstance(instruction, Run) and str(instruction.start.action) == "0F1":
+                computing.set()
+                release.wait()
+                finished.append("0F1")
+            if isinstance(instruction, Run) and str(instruction.start.action) == "0SEND_F0":
+                computing.wait()
+                raise Stopped("enough")
+            return super().__call__(instruction)
+
+    end = Runner(WorkerMachine(), Busy()).run()
+    assert isinstance(end.error, Stopped)
+    assert finished == []
+    # when the lane is let go, then all lanes come to their end
+    release.set()
+    join_lanes()
+    assert finished == ["0F1"]
+    assert {lane.value for lane in Lane}.isdisjoint(one.name for one in threading.enumerate())
 
 
 def test_memory_and_unexpected_errors_are_named() -> None:

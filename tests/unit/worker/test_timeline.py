@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 
 import pytest
 
+from funcpipe.clock import Clock
 from funcpipe.report.critical import Ran
 from funcpipe.schedule.action import parse
 from funcpipe.schedule.execute import Start
@@ -35,6 +37,23 @@ def test_a_row_says_it_all_and_reads_back() -> None:
         wait_s=0.5,
         misses=4,
     )
+
+
+def test_seconds_are_the_platform_s_and_the_time_of_day_is_this_machine_s() -> None:
+    now = [100.0]
+
+    class Manual(Clock):
+        def now(self) -> float:
+            return now[0]
+
+    before = time.time()
+    kept, cost = Timeline(Manual()), Cost(clock=Manual())
+    now[0] = 102.5
+    with cost.user(), cost.transfer():
+        now[0] = 104.0
+    assert kept.now() == 4.0
+    assert (cost.user_s, cost.transfer_s) == (1.5, 1.5)
+    assert before <= kept.began_at <= time.time()
 
 
 def test_rows_are_bounded_and_sums_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
