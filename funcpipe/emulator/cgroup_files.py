@@ -64,7 +64,13 @@ class Group(ABC):
     def limit_memory(self, num_bytes: int | None) -> bool: ...
 
     @abstractmethod
-    def memory(self) -> CellMemory: ...
+    def charged_bytes(self) -> int: ...
+
+    @abstractmethod
+    def anon_bytes(self) -> int: ...
+
+    @abstractmethod
+    def oom_kills(self) -> int: ...
 
     @abstractmethod
     def cpu_s(self) -> float: ...
@@ -85,6 +91,13 @@ class Group(ABC):
 
     def has(self, *names: str) -> bool:
         return all(os.path.exists(os.path.join(self.folder, name)) for name in names)
+
+    def memory(self) -> CellMemory:
+        return CellMemory(
+            charged_bytes=self.charged_bytes(),
+            anon_bytes=self.anon_bytes(),
+            oom_kills=self.oom_kills(),
+        )
 
     def table(self, name: str) -> dict[str, int]:
         """The numbers of a file with lines such as ``rss 4096``."""
@@ -175,13 +188,15 @@ class V1Group(Group):
             return False
         return True
 
-    def memory(self) -> CellMemory:
+    def charged_bytes(self) -> int:
+        return int(self.read("memory.usage_in_bytes"))
+
+    def anon_bytes(self) -> int:
         stat = self.table("memory.stat")
-        return CellMemory(
-            charged_bytes=int(self.read("memory.usage_in_bytes")),
-            anon_bytes=stat.get("total_rss", stat["rss"]),
-            oom_kills=self.table("memory.oom_control").get("oom_kill", 0),
-        )
+        return stat.get("total_rss", stat["rss"])
+
+    def oom_kills(self) -> int:
+        return self.table("memory.oom_control").get("oom_kill", 0)
 
     def cpu_s(self) -> float:
         return int(self.read("cpuacct.usage")) / 1e9
@@ -200,12 +215,14 @@ class V2Group(Group):
         self.write("memory.max", "max" if num_bytes is None else str(num_bytes))
         return True  # the kernel kills rather than refuse
 
-    def memory(self) -> CellMemory:
-        return CellMemory(
-            charged_bytes=int(self.read("memory.current")),
-            anon_bytes=self.table("memory.stat")["anon"],
-            oom_kills=self.table("memory.events").get("oom_kill", 0),
-        )
+    def charged_bytes(self) -> int:
+        return int(self.read("memory.current"))
+
+    def anon_bytes(self) -> int:
+        return self.table("memory.stat")["anon"]
+
+    def oom_kills(self) -> int:
+        return self.table("memory.events").get("oom_kill", 0)
 
     def cpu_s(self) -> float:
         return self.table("cpu.stat").get("usage_usec", 0) / 1e6

@@ -74,6 +74,16 @@ class Cell:
             return CellMemory(charged_bytes=0, anon_bytes=0, oom_kills=0)
         return group.memory()
 
+    def charged_bytes(self) -> int:
+        """Of `memory`: quicker to read by itself."""
+        group = self._groups.get("memory")
+        return 0 if group is None else group.charged_bytes()
+
+    def oom_kills(self) -> int:
+        """Of `memory`: quicker to read by itself."""
+        group = self._groups.get("memory")
+        return 0 if group is None else group.oom_kills()
+
     def cpu_s(self) -> float:
         """CPU time that its processes have used; 0 where it is not counted."""
         group = self._groups.get("cpuacct") or self._groups.get("cpu")

@@ -27,6 +27,7 @@ __all__ = [
 _MB = 1 << 20
 _STEP_BYTES = 1 * _MB  # a cell's limit is not set anew for less than that
 _SETTLED_BYTES = 4 * _MB
+_FAR = 0.5  # below this share of its limit a cell needs no newer one: a look costs CPU time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,9 +191,11 @@ class _Watched:
 
     def _look_at(self, cell: Cell) -> str | None:
         """The kernel holds the cell to what is left of the limit beside the inherited pages."""
-        before = cell.memory()
-        if before.oom_kills:
+        if cell.oom_kills():
             return _refused(self.limit_bytes)
+        if self._set_bytes is not None and cell.charged_bytes() < self._set_bytes * _FAR:
+            return None
+        before = cell.memory()
         resident = read_resident(self.pid)
         if resident is None or self._others():
             return None
