@@ -35,9 +35,9 @@ def sized(plan: Plan, platform: PlatformSpec, memory_mb: Sequence[int] | None) -
             f"{len(plan.stages)} separated by commas"
         )
     default = platform.memory.default_mb if platform.limited else None
-    chosen = sizes * (len(plan.stages) if len(sizes) == 1 else 1) or [
-        stage.memory_mb or default for stage in plan.stages
-    ]
+    chosen: list[int | None] = [stage.memory_mb or default for stage in plan.stages]
+    if sizes:
+        chosen = list(sizes * len(plan.stages) if len(sizes) == 1 else sizes)
     for number, size in enumerate(chosen):
         if size is not None:
             platform.check_memory(size, f"stage {number}")

@@ -10,7 +10,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,11 @@ _TAIL_BYTES = 4000
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What an environment may have: machine CPUs while it runs, and bytes. None: no limit."""
+    """What an environment may have: machine CPUs while it runs, memory, /tmp. None: no limit."""
 
     cpus: float | None
     memory_bytes: int | None
-    tmp_bytes: int | None
+    tmp_mb: int | None
 
 
 class Environment:
@@ -51,6 +51,7 @@ class Environment:
         sizes: Sizes,
         cell: Cell | None,
         loop_image: bool,
+        template: Template,
     ) -> None:
         self.id = id
         self.name = name
@@ -58,6 +59,7 @@ class Environment:
         self.sizes = sizes
         self.cell = cell
         self.pid = 0
+        self._template = template
         self.excess = ""
         self.status_closed = False
         self._image = folder.with_name(f"{folder.name}.img") if loop_image else None
@@ -81,22 +83,27 @@ class Environment:
         return self._status[0]
 
     def launch(
-        self, template: Template, *, environment: Mapping[str, str], writable: tuple[str, ...]
+        self,
+        *,
+        environment: Mapping[str, str],
+        writable: tuple[str, ...],
+        visible: tuple[str, ...],
     ) -> None:
         """Fork the process; it initialises itself with all the machine's speed."""
         self.folder.mkdir(mode=0o700)
-        if self._image is not None and self.sizes.tmp_bytes is not None:
-            _make_image(self._image, self.sizes.tmp_bytes)
+        if self._image is not None and self.sizes.tmp_mb is not None:
+            _make_image(self._image, self.sizes.tmp_mb << 20)
         request = ForkRequest(
             id=self.id,
             environment={**environment, "HOME": str(self.folder), "TMPDIR": str(self.folder)},
             folder=str(self.folder),
             procs_files=() if self.cell is None else self.cell.procs_files,
             tmp_image=None if self._image is None else str(self._image),
-            tmp_bytes=self.sizes.tmp_bytes,
+            tmp_mb=self.sizes.tmp_mb,
             writable=writable,
+            visible=visible,
         )
-        self.pid = template.fork(
+        self.pid = self._template.fork(
             request,
             frames=self._frames[0],
             output=self._output[1],
@@ -178,12 +185,12 @@ class Environment:
             return "failed"
         return "killed" if code == -signal.SIGKILL else "crashed"
 
-    def finish(self, reap: Callable[[int], None]) -> None:
+    def finish(self) -> None:
         """After its end: what is left of its tree, its folder, its group and its pipes go."""
         self.kill()
         if self.cell is not None:
             self.cell.remove()
-        reap(self.pid)
+        self._template.reap(self.pid)
         self.close()
 
     def close(self) -> None:
@@ -197,8 +204,7 @@ class Environment:
             self._image.unlink(missing_ok=True)
 
     def _signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, number)
+        self._template.signal(self.pid, number)
 
 
 def _make_image(path: Path, num_bytes: int) -> None:

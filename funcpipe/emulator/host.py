@@ -84,6 +84,7 @@ class LocalHost:
         self._clock = Clock(dilation)
         self._threads = threads
         self._writable = tuple(str(path.resolve()) for path in writable)
+        self._visible: tuple[str, ...] = ()
         self._log_folder = log_folder.resolve()
         self._log_folder.mkdir(parents=True, exist_ok=True)
         self._guarded = Guarded(
@@ -124,6 +125,10 @@ class LocalHost:
         python_path = [self._library(), self._environment.get("PYTHONPATH")]
         joined = os.pathsep.join(path for path in python_path if path)
         self._environment["PYTHONPATH"] = joined
+        paths = [*joined.split(os.pathsep), *self._environment.values()]
+        self._visible = tuple(
+            path for path in paths if os.path.isabs(path) and os.path.exists(path)
+        )
         return Template(
             environment={**self._environment, **dict.fromkeys(_THREAD_VARIABLES, "1")},
             isolation=self.limits.isolation,
@@ -264,13 +269,14 @@ class LocalHost:
             sizes=self._sizes(memory_mb),
             cell=self.limits.cell(full),
             loop_image=self.limits.isolation.tmp == "loop",
+            template=self._template,
         )
         threads = str(self._num_threads(memory_mb))
         variables = {**self._environment, **dict.fromkeys(_THREAD_VARIABLES, threads)}
         self._environments[identity] = one
         for folder in one.cell.folders if one.cell is not None else ():
             self._guarded.tell(f"cgroup {folder}")
-        one.launch(self._template, environment=variables, writable=self._writable)
+        one.launch(environment=variables, writable=self._writable, visible=self._visible)
         self._guarded.tell(f"watch {one.pid}")
         if one.sizes.memory_bytes is not None:
             self._watch.add(
@@ -287,11 +293,11 @@ class LocalHost:
 
     def _sizes(self, memory_mb: int) -> Sizes:
         if not self._platform.limited:
-            return Sizes(cpus=None, memory_bytes=None, tmp_bytes=None)
+            return Sizes(cpus=None, memory_bytes=None, tmp_mb=None)
         return Sizes(
             cpus=self._platform.vcpu(memory_mb) / self._clock.dilation,
             memory_bytes=memory_mb << 20,
-            tmp_bytes=self._platform.tmp.default_mb << 20,
+            tmp_mb=self._platform.tmp.default_mb,
         )
 
     def _run(self, environment: str, invocation: str, init_s: float) -> None:
@@ -407,7 +413,7 @@ class LocalHost:
             self._watch.remove(one.id)
             reason, now = one.reason(code), self._clock.now()
             self._do(self._life.gone(one.id, reason=reason, code=code, now=now))
-            one.finish(self._template.reap)
+            one.finish()
             self._guarded.tell(f"forget {pid}")
             for folder in one.cell.folders if one.cell is not None else ():
                 self._guarded.tell(f"uncgroup {folder}")

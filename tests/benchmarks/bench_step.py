@@ -84,6 +84,7 @@ def main() -> None:
             micro_batch_size=size,
             schedule=options.schedule,
             store=options.store,
+            emulate="none",
             steps=options.steps,
             run_dir=run,
         )

@@ -12,12 +12,14 @@ from pathlib import Path
 
 from funcpipe.emulator.host import LocalHost
 from funcpipe.emulator.server import start_server
+from funcpipe.partitioner.platform import load_platform
 
 
 def main() -> None:
     kind, folder, then = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
     server = start_server(kind, folder=folder / "store")
     host = LocalHost(
+        platform=load_platform("none"),
         log_folder=folder / "logs",
         credentials=server.credentials,
         work_folder=folder / "work",

@@ -17,7 +17,8 @@ import funcpipe
 from funcpipe.driver.host import Exit, FunctionHost
 from funcpipe.emulator.credentials import Credentials
 from funcpipe.emulator.host import LocalHost
-from funcpipe.errors import PlatformError
+from funcpipe.errors import PayloadTooLarge, PlanError, PlatformError
+from funcpipe.partitioner.platform import load_platform
 
 from .helpers import eventually, processes_with
 
@@ -34,6 +35,7 @@ def host(tmp_path: Path) -> Iterator[LocalHost]:
 
 def make_host(tmp_path: Path, **changes: Any) -> LocalHost:
     options: dict[str, Any] = {
+        "platform": load_platform("none"),
         "log_folder": tmp_path / "logs",
         "work_folder": tmp_path / "work",
         "credentials": CREDENTIALS,
@@ -93,13 +95,14 @@ def test_a_function_sees_its_own_place_and_nothing_of_the_drivers(
     target = tmp_path / "seen"
 
     with make_host(tmp_path, threads=3) as host:
-        function_id = start(host, do="show", to=str(target))
+        start(host, do="show", to=str(target))
         ended = wait_for_exit(host)
 
     assert ended.reason == "done", ended.log_tail
     seen = json.loads(target.read_text())
     environment = seen["environment"]
-    folder = str(host.folder / function_id)
+    folder = environment["HOME"]
+    assert Path(folder).parent == host.folder
     own = {"HOME": folder, "TMPDIR": folder, "MINE": "yes", "OMP_NUM_THREADS": "3"}
     own |= {"AWS_ACCESS_KEY_ID": "THEKEY", "AWS_SECRET_ACCESS_KEY": "the-secret-key"}
     assert environment.items() >= own.items()
@@ -127,8 +130,8 @@ def test_credentials_and_payload_are_on_no_command_line(host: LocalHost, tmp_pat
 def test_a_large_payload_arrives_and_a_larger_one_is_refused(host: LocalHost) -> None:
     start(host, do="exit", code=0, text="x" * 900_000)
     ended = wait_for_exit(host)
-    with pytest.raises(PlatformError, match="at most 1000000"):
-        host.start(b"x" * 1_000_001, name="stage-0", memory_mb=None)
+    with pytest.raises(PayloadTooLarge, match="takes at most 1,048,576"):
+        host.start(b"x" * ((1 << 20) + 1), name="stage-0", memory_mb=None)
 
     assert ended.reason == "done"
     assert ended.log_tail == "x" * 3999
@@ -178,16 +181,17 @@ def gone(pid: int) -> bool:
     return eventually(check, within_s=3)
 
 
-def test_a_child_does_not_outlive_a_function_that_ended_by_itself(
-    host: LocalHost, tmp_path: Path
-) -> None:
+def test_a_child_is_frozen_with_its_function_and_ends_with_the_host(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
-    start(host, do="spawn", mark=str(mark), seconds=0)
+    with make_host(tmp_path) as host:
+        start(host, do="spawn", mark=str(mark), seconds=0)
 
-    ended = wait_for_exit(host)
+        ended = wait_for_exit(host)
 
-    assert ended.reason == "done"
-    assert gone(int(mark.read_text()))
+        assert ended.reason == "done"
+        child = int(mark.read_text())
+        assert eventually(lambda: psutil.Process(child).status() == psutil.STATUS_STOPPED)
+    assert gone(child)
 
 
 def test_what_had_ended_before_the_stop_is_told_as_it_was(host: LocalHost) -> None:
@@ -201,11 +205,13 @@ def test_what_had_ended_before_the_stop_is_told_as_it_was(host: LocalHost) -> No
 
 def test_a_closed_pipe_ends_a_function_at_once(host: LocalHost, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
-    function_id = start(host, do="spawn", mark=str(mark), deaf=True)
+    start(host, do="spawn", mark=str(mark), deaf=True)
     assert eventually(mark.exists)
 
     # When: the driver's end of the pipe goes, as it does when the driver dies.
-    host._functions[function_id].stdin.close()
+    (environment,) = host._environments.values()
+    with open(os.devnull, "wb") as nothing:
+        os.dup2(nothing.fileno(), environment._frames[1])
 
     assert wait_for_exit(host).code == -signal.SIGKILL
     assert gone(int(mark.read_text()))
@@ -235,14 +241,14 @@ def test_a_missing_entry_is_told_by_its_exit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("act", "message"),
     [
-        (lambda host: host.start(b"{}", name="s", memory_mb=0), "memory of function s"),
+        (lambda host: host.start(b"{}", name="s", memory_mb=0), "function s: 0 MB is no memory size"),
         (lambda host: (host.close(), host.start(b"{}", name="s")), "closed"),
     ],
 )
 def test_what_cannot_be_is_refused(
     host: LocalHost, act: Callable[[LocalHost], object], message: str
 ) -> None:
-    with pytest.raises(PlatformError, match=message):
+    with pytest.raises((PlatformError, PlanError), match=message):
         act(host)
     assert host.alive() == 0
 

@@ -116,6 +116,7 @@ def test_functions_run_from_the_bundle_and_not_from_the_user_s_folder(
         replicas=2,
         micro_batch_size=2,
         store=str(tmp_path / "objects"),
+        emulate="none",
         run_dir=tmp_path / "run",
         on_event=listen,
     )
@@ -157,6 +158,7 @@ def test_a_store_that_ignores_conditional_writes_is_said_so_and_serves(
         replicas=1,
         micro_batch_size=3,
         store="juicefs",
+        emulate="none",
         run_dir=tmp_path / "run",
         on_event=events.append,
     )

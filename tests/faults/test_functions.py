@@ -23,6 +23,7 @@ from funcpipe.emulator.host import LocalHost
 from funcpipe.invocation import Invocation
 from funcpipe.locate import load_job
 from funcpipe.model.reference import reference
+from funcpipe.partitioner.platform import load_platform
 from funcpipe.store.open import StoreSpec
 
 from .harness import (
@@ -210,7 +211,9 @@ def test_one_that_is_started_twice_runs_once(if_absent: bool, tmp_path: Path) ->
     delivered = Invocation(spec=spec, stage=0, replica=0, token="t").encode()
 
     # When: the platform delivers the invocation twice.
-    with LocalHost(log_folder=tmp_path / "logs", work_folder=tmp_path / "tmp") as host:
+    with LocalHost(
+        platform=load_platform("none"), log_folder=tmp_path / "logs", work_folder=tmp_path / "tmp"
+    ) as host:
         ids = [host.start(delivered, name=name) for name in ("one", "other")]
         ends: list[Exit] = []
         assert eventually(lambda: len(ends.__iadd__(host.exits())) == 2, within_s=HANG_S)

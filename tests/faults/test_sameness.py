@@ -71,6 +71,7 @@ def test_what_does_not_reach_functions_is_refused_by_them(
             str(tmp_path / "job.py"),
             stages=1,
             store=str(tmp_path / "store"),
+            emulate="none",
             run_dir=tmp_path / "run",
         )
 
@@ -78,7 +79,7 @@ def test_what_does_not_reach_functions_is_refused_by_them(
 def test_tied_and_channels_last_weights_come_back(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(JOB)
     job = str(tmp_path / "job.py")
-    fp.train(job, stages=1, store=str(tmp_path / "store"), run_dir=tmp_path / "run")
+    fp.train(job, stages=1, store=str(tmp_path / "store"), emulate="none", run_dir=tmp_path / "run")
     got = load_file(tmp_path / "run" / "model.safetensors")
     want = fp.reference(job).state_dict
     assert set(got) == set(want)

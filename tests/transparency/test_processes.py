@@ -92,6 +92,7 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
                 plan=case.plan,
                 steps=STEPS,
                 store=server.url,
+                emulate="none",
                 endpoint=server.endpoint,
                 region=server.region,
                 run_dir=tmp_path_factory.mktemp(case.job),
