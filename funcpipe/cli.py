@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from funcpipe import __version__
+from funcpipe.cli_doctor import add_doctor
 from funcpipe.errors import FuncpipeError, Stopped
 
 if TYPE_CHECKING:
@@ -274,6 +275,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_train(commands)
     _add_report(commands)
+    add_doctor(commands, _add_common)
     return parser
 
 

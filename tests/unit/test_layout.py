@@ -48,7 +48,8 @@ ARROWS: dict[str, str] = {
     "driver": "bundle clock control deploy emulator invocation job keys locate model partitioner "
     "passes report sameness schedule store sync usercode wire",
     "api": "bundle driver job locate model partitioner report store usercode",
-    "cli": "api report",
+    "cli": "api cli_doctor report",
+    "cli_doctor": "emulator.doctor",
 }
 
 SDKS = frozenset({"boto3", "botocore", "oss2", "fc2", "alibabacloud_fc20230330"})
