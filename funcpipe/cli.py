@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from funcpipe import __version__
+from funcpipe.cli_doctor import add_doctor
 from funcpipe.cli_options import GROUPS, OPTIONS
 from funcpipe.cli_platforms import add_platforms
 from funcpipe.errors import FuncpipeError, Stopped
@@ -277,6 +278,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_train(commands)
     _add_report(commands)
     add_platforms(commands, _add_common)
+    add_doctor(commands, _add_common)
     return parser
 
 

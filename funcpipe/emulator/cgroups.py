@@ -125,6 +125,11 @@ class Cgroups:
         self._cells: list[Cell] = []
         self.cpu = "cpu" in parents
         self.memory = "memory" in parents
+        self.versions = {
+            controller: 2 if isinstance(parents[controller], V2Group) else 1
+            for controller in ("cpu", "memory")
+            if controller in parents
+        }
         self.why_not = dict(why_not)
         """By "cpu" and "memory": why it cannot be limited."""
         self.folders = tuple({group.folder: None for group in parents.values()})

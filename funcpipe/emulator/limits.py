@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from funcpipe.emulator.capability import Findings, capabilities, find
 from funcpipe.emulator.cgroups import Cell, Cgroups, open_cgroups
 from funcpipe.emulator.forks import Isolation
 from funcpipe.emulator.guarded import Guarded
@@ -14,7 +15,7 @@ __all__ = ["Limits"]
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """`enforced` and `missing` are texts for people; `memory`: whether the kernel holds it."""
+    """`enforced` and `missing` are texts for people."""
 
     cgroups: Cgroups | None
     isolation: Isolation
@@ -29,15 +30,16 @@ class Limits:
         """
         if not platform.limited:
             return Limits(cgroups=None, isolation=Isolation(), enforced=(), missing=())
-        found: list = []
+        findings = find()
+        found = capabilities(findings)
         cgroups = open_cgroups(name)
         for folder in cgroups.folders:
             guarded.tell(f"cgroup {folder}")
         return Limits(
             cgroups=cgroups,
-            isolation=Isolation(),
-            enforced=tuple(f"{one.feature}: {one.how}" for one in found if one.how),
-            missing=tuple(f"{one.feature}: {one.missing}" for one in found if not one.how),
+            isolation=isolation_of(findings, platform),
+            enforced=tuple(f"{one.feature}: {one.how}" for one in found if one.how is not None),
+            missing=tuple(f"{one.feature}: {one.missing}" for one in found if one.missing),
         )
 
     @property
@@ -50,3 +52,17 @@ class Limits:
     def close(self) -> None:
         if self.cgroups is not None:
             self.cgroups.close()
+
+
+def isolation_of(findings: Findings, platform: PlatformSpec) -> Isolation:
+    """As much of it as works here."""
+    own_mounts = findings.works("mount namespace", "ipc namespace")
+    own_shm = own_mounts and findings.works("tmpfs")
+    return Isolation(
+        pid_ns=findings.works("pid namespace"),
+        mount_ns=own_mounts,
+        user_ns=findings.user_ns,
+        tmp=findings.tmp if own_mounts else None,
+        read_only=own_mounts and findings.works("read only"),
+        shared_memory_mb=platform.tmp.shared_memory_mb if own_shm else None,
+    )

@@ -48,9 +48,10 @@ ARROWS: dict[str, str] = {
     "driver": "bundle clock control deploy emulator invocation job keys locate model partitioner "
     "passes report sameness schedule store sync usercode wire",
     "api": "bundle driver job locate model partitioner report store usercode",
-    "cli": "api cli_options cli_platforms report",
+    "cli": "api cli_doctor cli_options cli_platforms report",
     "cli_options": "",
     "cli_platforms": "partitioner.curve partitioner.figures partitioner.platform",
+    "cli_doctor": "emulator.doctor",
 }
 
 SDKS = frozenset({"boto3", "botocore", "oss2", "fc2", "alibabacloud_fc20230330"})
