@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from funcpipe.driver.options import RunOptions
 from funcpipe.driver.place import Place
-from funcpipe.emulator.dilation import Demand, Dilation, Machine, choose_dilation, store_cost
+from funcpipe.emulator.dilation import (
+    Demand,
+    Dilation,
+    Machine,
+    choose_dilation,
+    store_cost,
+    sustained,
+)
 from funcpipe.emulator.host import LocalHost
+from funcpipe.emulator.resources import usable_cpus
 from funcpipe.errors import PlanError
 from funcpipe.partitioner.plan import Plan
 from funcpipe.partitioner.platform import PlatformSpec, load_platform
@@ -51,26 +58,42 @@ def sized(plan: Plan, platform: PlatformSpec, memory_mb: Sequence[int] | None) -
     return replace(plan, stages=tuple(replace(stage, memory_mb=size) for stage, size in stages))
 
 
-def dilation_for(plan: Plan, platform: PlatformSpec, options: RunOptions, store: str) -> Dilation:
+def dilation_for(
+    plan: Plan,
+    platform: PlatformSpec,
+    options: RunOptions,
+    *,
+    store: str,
+    largest: Sequence[float],
+) -> Dilation:
     """How much slower than real time this machine must run it, or the user wants it to.
 
-    store: the kind of store, which shares this machine with the functions.
+    store: the kind of store, which shares this machine with the functions. largest: bytes of the
+    largest object that each stage moves in a step.
     """
     if options.dilation is not None:
         return Dilation(factor=float(options.dilation), why="fixed by the user")
     if not platform.limited:
         return Dilation(factor=1.0, why="no platform is emulated")
     demands = [
-        Demand(
-            vcpu=platform.vcpu(size),
-            up_bytes_per_s=platform.up_bytes_per_s(size),
-            down_bytes_per_s=platform.down_bytes_per_s(size),
-        )
-        for stage in plan.stages
-        for size in [stage.memory_mb or platform.memory.default_mb] * stage.replicas
+        demand
+        for stage, num_bytes in zip(plan.stages, largest, strict=True)
+        for demand in [_demand(platform, stage.memory_mb, num_bytes)] * stage.replicas
     ]
-    cores = len(os.sched_getaffinity(0))
-    return choose_dilation(demands, Machine(cores=cores), store_cost(store))
+    return choose_dilation(demands, Machine(cores=usable_cpus()), store_cost(store))
+
+
+def _demand(platform: PlatformSpec, memory_mb: int | None, num_bytes: float) -> Demand:
+    memory_mb = memory_mb or platform.memory.default_mb
+    latency_s = platform.network.latency_s
+    up, sent = sustained(num_bytes, platform.up_bytes_per_s(memory_mb), latency_s)
+    down, received = sustained(num_bytes, platform.down_bytes_per_s(memory_mb), latency_s)
+    return Demand(
+        vcpu=platform.vcpu(memory_mb),
+        up_bytes_per_s=up,
+        down_bytes_per_s=down,
+        requests_per_s=sent + received,
+    )
 
 
 def host_for(

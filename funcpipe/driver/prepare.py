@@ -44,7 +44,10 @@ DEFAULT_MICRO_BATCHES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A job that has been looked at from all sides and planned; nothing is stored yet."""
+    """A job that has been looked at from all sides and planned; nothing is stored yet.
+
+    largest: bytes of the largest object that a function of each stage moves in a step.
+    """
 
     loaded: LoadedJob
     chain: Chain
@@ -56,6 +59,7 @@ class Prepared:
     num_steps: int
     settings: Mapping[str, Any]
     platform: PlatformSpec
+    largest: tuple[float, ...] = ()
     caveats: tuple[str, ...] = ()
 
 
@@ -75,7 +79,8 @@ def prepare(loaded: LoadedJob, options: RunOptions) -> Prepared:
         f"the model or the loss, tried on {sample.size} samples,", roots=roots, loss=job.loss
     ):
         weights = weigh_layers(job, chain, sample.inputs, sample.target)
-    plan = sized(choose_plan(job, options, weights), platform, options.memory_mb)
+    plan = choose_plan(job, options, [one.cost for one in weights])
+    plan = sized(plan, platform, options.memory_mb)
     with user_code("making the optimiser", roots=roots), rng.preserved():
         optimizers = _try_optimizers(job, chain, plan)
     trains = tuple(_trains(chain, stage) for stage in plan.stages)
@@ -94,6 +99,7 @@ def prepare(loaded: LoadedJob, options: RunOptions) -> Prepared:
         num_steps=num_steps,
         settings={"job": job_settings(job), "optimizers": optimizers, "data": sample.prints},
         platform=platform,
+        largest=largest_objects(plan, chain, [one.output_bytes / sample.size for one in weights]),
         caveats=tuple(caveats(chain)),
     )
 
@@ -157,6 +163,25 @@ def _options_by_parameter(
     for group in optimizer.param_groups if optimizer is not None else ():
         found |= {id(parameter): group_options(group) for parameter in group["params"]}
     return {name: found.get(id(parameter), "") for name, parameter in named}
+
+
+def largest_objects(plan: Plan, chain: Chain, output_bytes: Sequence[float]) -> tuple[float, ...]:
+    """By stage. output_bytes: of each layer, for one sample."""
+    size = plan.micro_batch_size
+    largest = []
+    for number, stage in enumerate(plan.stages):
+        objects = [0.0]
+        if number > 0:
+            objects.append(output_bytes[stage.first_layer - 1] * size)
+        if number < len(plan.stages) - 1:
+            objects.append(output_bytes[stage.stop_layer - 1] * size)
+        if stage.replicas > 1:
+            layers = chain.layers[stage.first_layer : stage.stop_layer]
+            trained = [p for _, p in parameters_of(layers) if p.requires_grad]
+            whole = sum(p.numel() * p.element_size() for p in trained)
+            objects.append(whole / stage.replicas)
+        largest.append(max(objects))
+    return tuple(largest)
 
 
 def _trains(chain: Chain, stage: StagePlan) -> bool:

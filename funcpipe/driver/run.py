@@ -131,7 +131,13 @@ def _run(outcome: Outcome, folder: Path, clock: RunClock, tell: Tell, signals: S
         try:
             with clock.phase("setup"), _ONE_AT_A_TIME:
                 spec = _fill(outcome, place, store, stack, tell)
-            dilation = dilation_for(prepared.plan, prepared.platform, options, place.kind)
+            dilation = dilation_for(
+                prepared.plan,
+                prepared.platform,
+                options,
+                store=place.kind,
+                largest=prepared.largest,
+            )
             host = host_for(options, prepared.platform, dilation, place, folder / "logs")
             stack.callback(host.close)
             outcome.emulated(host, dilation, tell)

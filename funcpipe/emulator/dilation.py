@@ -15,10 +15,12 @@ __all__ = [
     "StoreCost",
     "choose_dilation",
     "store_cost",
+    "sustained",
 ]
 
 # Room for rounding in sums of shares such as 0.6 + 0.6 + 0.6; far below what can be measured.
 _FUZZ = 1e-9
+_LEAST_REQUEST_S = 0.001  # no client makes more than so many requests
 
 
 def _check_amounts(owner: Demand | StoreCost) -> None:
@@ -34,6 +36,7 @@ class Demand:
     vcpu: float
     up_bytes_per_s: float
     down_bytes_per_s: float
+    requests_per_s: float = 0.0
 
     def __post_init__(self) -> None:
         _check_amounts(self)
@@ -56,24 +59,31 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreCost:
-    """CPU seconds that the store's own processes on this machine take for a byte of a body."""
+    """CPU seconds that the store's own processes on this machine take, for a byte of a body and
+    for a request.
+    """
 
     put_cpu_s_per_byte: float
     get_cpu_s_per_byte: float
+    request_cpu_s: float = 0.0
 
     def __post_init__(self) -> None:
         _check_amounts(self)
 
 
-# By kind of store. Measured in 2026-11 on two cores, with objects of 8 MiB. MinIO's is taken to be
-# that of JuiceFS, whose gateway is the same code. A remote store costs this machine nothing.
+# By kind of store. Measured in 2026-11 on two cores, bytes with objects of 8 MiB. MinIO's is taken
+# to be that of JuiceFS, whose gateway is the same code. A remote store costs this machine nothing.
 _REMOTE = StoreCost(put_cpu_s_per_byte=0.0, get_cpu_s_per_byte=0.0)
-_GATEWAY = StoreCost(put_cpu_s_per_byte=3.5e-9, get_cpu_s_per_byte=1.1e-9)
+_GATEWAY = StoreCost(put_cpu_s_per_byte=3.5e-9, get_cpu_s_per_byte=1.1e-9, request_cpu_s=0.0025)
 STORE_COSTS: Mapping[str, StoreCost] = {
-    "seaweedfs": StoreCost(put_cpu_s_per_byte=13.4e-9, get_cpu_s_per_byte=1.4e-9),
+    "seaweedfs": StoreCost(
+        put_cpu_s_per_byte=13.4e-9, get_cpu_s_per_byte=1.4e-9, request_cpu_s=0.0025
+    ),
     "juicefs": _GATEWAY,
     "minio": _GATEWAY,
-    "directory": StoreCost(put_cpu_s_per_byte=0.5e-9, get_cpu_s_per_byte=0.3e-9),
+    "directory": StoreCost(
+        put_cpu_s_per_byte=0.5e-9, get_cpu_s_per_byte=0.3e-9, request_cpu_s=0.0002
+    ),
 }
 
 
@@ -94,16 +104,28 @@ class Dilation:
             raise ValueError(f"a dilation is at least 1, found {self.factor}")
 
 
+def sustained(num_bytes: float, bytes_per_s: float, latency_s: float) -> tuple[float, float]:
+    """Bytes and requests per second of objects of at most `num_bytes`, one after another.
+
+    Every object takes the latency and then its bytes, so that small ones never fill a link.
+    """
+    if num_bytes <= 0:
+        return 0.0, 0.0
+    object_s = max(latency_s + num_bytes / bytes_per_s, _LEAST_REQUEST_S)
+    return min(num_bytes / object_s, bytes_per_s), 1 / object_s
+
+
 def choose_dilation(demands: Sequence[Demand], machine: Machine, store: StoreCost) -> Dilation:
     """The least factor, to two digits, with which everything at once fits on the machine.
 
-    The worst case is joint: every function computes on all of its vCPU while its link is full in
-    both directions and the store serves all of that. With a share of at most 1 this also covers a
-    single function with more vCPU than the machine has cores.
+    The worst case is joint: every function computes on all of its vCPU while it moves all that it
+    can in both directions and the store serves all of that. With a share of at most 1 this also
+    covers a single function with more vCPU than the machine has cores.
     """
     serving = math.fsum(
         one.up_bytes_per_s * store.put_cpu_s_per_byte
         + one.down_bytes_per_s * store.get_cpu_s_per_byte
+        + one.requests_per_s * store.request_cpu_s
         for one in demands
     )
     needed = math.fsum(one.vcpu for one in demands) + serving

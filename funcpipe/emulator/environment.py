@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import mmap
 import os
 import shutil
 import signal
 import subprocess
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ __all__ = ["Environment", "Sizes"]
 
 _LOG_LIMIT_BYTES = 1 << 20
 _TAIL_BYTES = 4000
+_PIPE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +72,7 @@ class Environment:
         self._before = Usage()
         self._status_rest = b""
         self._log = BoundedLog(log, limit_bytes=_LOG_LIMIT_BYTES)
+        self._theirs: tuple[int, ...] = (self._frames[0], self._output[1], self._status[1])
         for descriptor in (self._output[0], self._status[0]):
             os.set_blocking(descriptor, False)
 
@@ -110,8 +112,12 @@ class Environment:
             status=self._status[1],
             meter=self._meter,
         )
-        for descriptor in (self._frames[0], self._output[1], self._status[1]):
+        self._close_theirs()
+
+    def _close_theirs(self) -> None:
+        for descriptor in self._theirs:
             os.close(descriptor)
+        self._theirs = ()
 
     def run(self, payload: bytes, surroundings: Mapping[str, Any]) -> None:
         """Hand over an invocation; from here on it has the speed of its tier."""
@@ -121,14 +127,17 @@ class Environment:
         self._signal(signal.SIGCONT)
         head = json.dumps(dict(surroundings)).encode()
         body = b'{"surroundings": %b, "payload": %b}' % (head, payload)
-        data = memoryview(b"%d\n" % len(body) + body)
-        pipe = self._frames[1]
-        if len(data) > 1 << 16:
-            with contextlib.suppress(OSError):  # only saves waiting for the reader
-                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, len(data))
-        with contextlib.suppress(BrokenPipeError):  # it has ended already: its exit tells how
-            while data:
-                data = data[os.write(pipe, data) :]
+        data = b"%d\n" % len(body) + body
+        if len(data) <= _PIPE_BYTES:
+            self._send(data)
+        else:  # more than the pipe holds: a process that does not read must not hold us up
+            threading.Thread(target=self._send, args=(data,), daemon=True).start()
+
+    def _send(self, data: bytes) -> None:
+        rest = memoryview(data)
+        with contextlib.suppress(OSError):  # it has ended already: its exit tells how
+            while rest:
+                rest = rest[os.write(self._frames[1], rest) :]
 
     def freeze(self) -> None:
         """Between two invocations nothing in it runs."""
@@ -164,6 +173,11 @@ class Environment:
             with contextlib.suppress(OSError):  # a full disk: the function must not block
                 self._log.write(data)
 
+    def say(self, text: str) -> None:
+        """A line of ours in its log."""
+        with contextlib.suppress(OSError):
+            self._log.write(f"{text}\n".encode())
+
     def log_tail(self) -> str:
         self.drain()
         return self._log.tail(_TAIL_BYTES)
@@ -173,6 +187,9 @@ class Environment:
         self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
+        if self.cell is not None:
+            with contextlib.suppress(OSError):
+                self.cell.limit_cpu(None)  # dying takes CPU time too
         self._signal(signal.SIGKILL)
 
     def reason(self, code: int) -> Reason:
@@ -195,6 +212,7 @@ class Environment:
 
     def close(self) -> None:
         """Release everything but the process."""
+        self._close_theirs()
         self.drain()
         for descriptor in (self._frames[1], self._output[0], self._status[0], self._meter):
             os.close(descriptor)

@@ -12,10 +12,10 @@ import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from funcpipe.clock import Clock
-from funcpipe.driver.host import Execution, Exit
+from funcpipe.driver.host import Execution, Exit, Reason
+from funcpipe.emulator.books import Books
 from funcpipe.emulator.credentials import Credentials
 from funcpipe.emulator.environment import Environment, Sizes
 from funcpipe.emulator.forks import Template
@@ -37,7 +37,7 @@ from funcpipe.errors import PayloadTooLarge, PlatformError
 from funcpipe.partitioner.platform import PlatformSpec
 from funcpipe.partitioner.pricing import Use
 from funcpipe.store.shape import LinkSpec
-from funcpipe.store.usage import OPERATIONS, Usage
+from funcpipe.store.usage import Usage
 from funcpipe.worker.context import Context
 
 __all__ = ["LocalHost"]
@@ -103,10 +103,8 @@ class LocalHost:
         self._lock = threading.RLock()
         self._payloads: dict[str, tuple[str, bytes]] = {}
         self._environments: dict[str, Environment] = {}
-        self._usages: dict[int, Usage] = {}
+        self._books = Books(self._life, self._usage)
         self._exits: list[Exit] = []
-        self._executions: list[Execution] = []
-        self._open: set[str] = set()
         self._closed = False
         # The kernel's parent-death signal fires when the *thread* that started a process ends, so
         # the template is started by one thread that lives as long as the host.
@@ -165,30 +163,28 @@ class LocalHost:
             self._payloads[identity] = (name, payload)
             now = self._clock.now()
             instructions = self._life.invoke(identity, name=name, memory_mb=memory_mb, now=now)
-            self._open.add(identity)
             self._do(instructions)
         self._loop.wake()
         return identity
 
     def exits(self) -> list[Exit]:
+        if self._loop.failure is not None:
+            raise PlatformError("the emulator's own loop has failed") from self._loop.failure
         with self._lock:
             ended, self._exits = self._exits, []
         return ended
 
     def executions(self) -> list[Execution]:
         with self._lock:
-            ended, self._executions = self._executions, []
-        return ended
+            return self._books.executions()
 
     def uses(self) -> list[Use]:
         with self._lock:
-            return [self._use(delivery) for delivery in self._life.deliveries]
+            return self._books.uses(self._clock.now())
 
     def stored_bytes(self) -> int:
         with self._lock:
-            usages = [self._usage(delivery) for delivery in self._life.deliveries]
-        up = sum(sum(usage.bytes_up.values()) for usage in usages)
-        return up - sum(sum(usage.deleted_bytes.values()) for usage in usages)
+            return self._books.stored_bytes()
 
     def alive(self) -> int:
         with self._lock:
@@ -253,10 +249,10 @@ class LocalHost:
                     self._run(environment, invocation, init_s)
                 case EndEnvironment(environment):
                     self._environments[environment].kill()
-                case Report(invocation, environment, reason, code):
-                    self._report(invocation, environment, reason, code)
+                case Report():
+                    self._report(one)
                 case Delivered(delivery):
-                    self._delivered(delivery)
+                    self._books.close(delivery, self._clock.now())
 
     def _launch(self, identity: str, memory_mb: int, name: str) -> None:
         readable = re.sub(r"[^A-Za-z0-9._-]", "-", name)[:80] or "function"
@@ -271,12 +267,17 @@ class LocalHost:
             loop_image=self.limits.isolation.tmp == "loop",
             template=self._template,
         )
-        threads = str(self._num_threads(memory_mb))
-        variables = {**self._environment, **dict.fromkeys(_THREAD_VARIABLES, threads)}
         self._environments[identity] = one
         for folder in one.cell.folders if one.cell is not None else ():
             self._guarded.tell(f"cgroup {folder}")
-        one.launch(environment=variables, writable=self._writable, visible=self._visible)
+        threads = str(self._num_threads(memory_mb))
+        variables = {**self._environment, **dict.fromkeys(_THREAD_VARIABLES, threads)}
+        try:
+            one.launch(environment=variables, writable=self._writable, visible=self._visible)
+        except (OSError, PlatformError) as error:
+            one.say(f"function {name} could not be started: {error}")
+            self._forget(one, "crashed", None)
+            return
         self._guarded.tell(f"watch {one.pid}")
         if one.sizes.memory_bytes is not None:
             self._watch.add(
@@ -287,6 +288,14 @@ class LocalHost:
                 base=self._template.base,
             )
         self._loop.add(one)
+
+    def _forget(self, one: Environment, reason: Reason, code: int | None) -> None:
+        """It has ended: tell, and give everything of it back."""
+        self._do(self._life.gone(one.id, reason=reason, code=code, now=self._clock.now()))
+        one.finish()
+        for folder in one.cell.folders if one.cell is not None else ():
+            self._guarded.tell(f"uncgroup {folder}")
+        del self._environments[one.id]
 
     def _num_threads(self, memory_mb: int) -> int:
         return self._threads or self._platform.threads(memory_mb)
@@ -330,62 +339,31 @@ class LocalHost:
             one for one in reversed(self._life.deliveries) if one.environment == environment
         )
 
-    def _report(self, invocation: str, environment: str, reason: Any, code: int | None) -> None:
-        self._open.discard(invocation)
-        one = self._environments[environment]
+    def _report(self, report: Report) -> None:
+        one = self._environments[report.environment]
         self._exits.append(
             Exit(
-                id=invocation,
-                name=self._payloads[invocation][0],
-                code=code,
-                reason=reason,
+                id=report.invocation,
+                name=self._payloads[report.invocation][0],
+                code=report.code,
+                reason=report.reason,
                 log_tail=one.log_tail(),
-                detail=self._detail(one, reason),
+                detail=self._detail(one, report.reason),
             )
         )
 
     def _detail(self, one: Environment, reason: str) -> str:
         if reason == "out-of-memory":
-            held = one.excess or "it needed more"
-            limit = (one.sizes.memory_bytes or 0) >> 20
-            return f"{self._platform.title} gives this function {limit:,} MB: {held}"
+            limit_mb = (one.sizes.memory_bytes or 0) >> 20
+            held = one.excess or f"needed more than its {limit_mb:,} MB"
+            return f"it {held} of {self._platform.title}"
         if reason == "time-limit":
             return f"{self._platform.title} ends a function after {self._life.limit_s:g} s"
         return ""
 
-    def _delivered(self, delivery: Delivery) -> None:
-        one = self._environments[delivery.environment]
-        self._usages[delivery.number] = one.usage() if delivery.began_s is not None else Usage()
-        self._executions.append(
-            Execution(
-                invocation=delivery.invocation,
-                number=delivery.attempt,
-                environment=delivery.environment,
-                cold=delivery.cold,
-                late_s=delivery.late_s,
-                reason=delivery.reason or "stopped",
-                use=self._use(delivery),
-            )
-        )
-
     def _usage(self, delivery: Delivery) -> Usage:
-        ended = self._usages.get(delivery.number)
-        if ended is not None or delivery.began_s is None:
-            return ended or Usage()
+        """Of one that still runs."""
         return self._environments[delivery.environment].usage()
-
-    def _use(self, delivery: Delivery) -> Use:
-        usage = self._usage(delivery)
-        now = self._clock.now()
-        return Use(
-            name=delivery.name,
-            memory_mb=delivery.memory_mb,
-            init_ms=delivery.init_ms(now),
-            run_ms=delivery.run_ms(now, self._life.limit_s),
-            requests={name: usage.total(name) for name in OPERATIONS if usage.total(name)},
-            bytes_up=sum(usage.bytes_up.values()),
-            bytes_down=sum(usage.bytes_down.values()),
-        )
 
     def _on_excess(self, environment: str, text: str) -> None:
         with self._lock:
@@ -411,13 +389,8 @@ class LocalHost:
             self.heard(one)
             self._loop.remove(one)
             self._watch.remove(one.id)
-            reason, now = one.reason(code), self._clock.now()
-            self._do(self._life.gone(one.id, reason=reason, code=code, now=now))
-            one.finish()
             self._guarded.tell(f"forget {pid}")
-            for folder in one.cell.folders if one.cell is not None else ():
-                self._guarded.tell(f"uncgroup {folder}")
-            del self._environments[one.id]
+            self._forget(one, one.reason(code), code)
 
     def tick(self) -> float:
         """Do what is due; real seconds until the next time."""

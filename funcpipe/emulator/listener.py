@@ -40,6 +40,8 @@ class Listener:
         self._selector.register(self._wake_read, selectors.EVENT_READ, "wake")
         self._selector.register(template, selectors.EVENT_READ, "template")
         self._closing = False
+        self.failure: Exception | None = None
+        """What ended the thread, though it should never end by itself."""
         self._thread = threading.Thread(target=self._run, name="funcpipe-host", daemon=True)
         self._thread.start()
 
@@ -56,6 +58,12 @@ class Listener:
         os.write(self._wake_write, b"!")
 
     def _run(self) -> None:
+        try:
+            self._listen()
+        except Exception as error:  # noqa: BLE001 - told by the host to whoever asks next
+            self.failure = error
+
+    def _listen(self) -> None:
         wait_s = 0.0
         while not self._closing:
             ready = self._selector.select(min(max(wait_s, 0.0), _MOST_WAIT_S))

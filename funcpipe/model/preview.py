@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,14 +16,22 @@ from funcpipe.model.chain import Chain, class_name
 from funcpipe.model.losses import evaluate_metrics, scalar_loss
 from funcpipe.model.values import tensors_in
 
-__all__ = ["weigh_layers"]
+__all__ = ["Weighed", "weigh_layers"]
 
 FLOPS_PER_ELEMENT = 10.0
 """What an element of a layer's output weighs beside its multiplications: memory traffic."""
 
 
-def weigh_layers(job: Job, chain: Chain, inputs: Any, target: Any) -> list[float]:
-    """Relative cost of each layer, from its floating-point operations on a micro-batch.
+@dataclass(frozen=True, kw_only=True)
+class Weighed:
+    """A layer, tried on a few samples: its relative cost, and the bytes of what it puts out."""
+
+    cost: float
+    output_bytes: int
+
+
+def weigh_layers(job: Job, chain: Chain, inputs: Any, target: Any) -> list[Weighed]:
+    """Each layer's relative cost, from its floating-point operations, and its output's size.
 
     The same model and input shapes give the same weights on every machine, which measured
     seconds would not. Runs copies of the layers, one at a time, in evaluation mode without
@@ -42,8 +51,11 @@ def weigh_layers(job: Job, chain: Chain, inputs: Any, target: Any) -> list[float
             except Exception as error:
                 error.add_note(f"in layer {layer.index} ({layer.name}: {class_name(module)})")
                 raise
-            elements = sum(tensor.numel() for tensor in tensors_in(value))
-            weights.append(counter.get_total_flops() + FLOPS_PER_ELEMENT * elements)
+            tensors = list(tensors_in(value))
+            elements = sum(tensor.numel() for tensor in tensors)
+            cost = counter.get_total_flops() + FLOPS_PER_ELEMENT * elements
+            num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+            weights.append(Weighed(cost=cost, output_bytes=num_bytes))
         scalar_loss(job, value, target)
         evaluate_metrics(job, value, target, 1)
     return weights

@@ -241,7 +241,10 @@ def test_a_missing_entry_is_told_by_its_exit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("act", "message"),
     [
-        (lambda host: host.start(b"{}", name="s", memory_mb=0), "function s: 0 MB is no memory size"),
+        (
+            lambda host: host.start(b"{}", name="s", memory_mb=0),
+            "function s: 0 MB is no memory size",
+        ),
         (lambda host: (host.close(), host.start(b"{}", name="s")), "closed"),
     ],
 )

@@ -25,7 +25,7 @@ def sample(*shape: int) -> Tensor:
 
 def weigh(model: Any, inputs: Tensor, **fields: Any) -> list[float]:
     job = make_job(model=model, **fields)
-    return weigh_layers(job, chain_of(build_model(job)), inputs, TARGET)
+    return [one.cost for one in weigh_layers(job, chain_of(build_model(job)), inputs, TARGET)]
 
 
 def test_layers_are_weighed_by_their_operations() -> None:
