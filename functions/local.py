@@ -1,7 +1,14 @@
 """Where a function on this machine begins: the local counterpart of a cloud's handler.
 
-Standard input brings one line with the payload's length and then the payload, JSON. The pipe stays
-open as long as the driver lives: when it ends, so does this process, at once.
+Standard input brings frames, each a line with a length and then so many bytes of JSON: the
+``payload`` and what ``surroundings`` the platform gives it. The next frame is for the same process
+when it has done with one (a warm start). The pipe stays open as long as the driver lives: when it
+ends, so does this process, at once.
+
+The variables FUNCPIPE_STATUS and FUNCPIPE_METER name descriptors: a pipe on which lines of JSON say
+``{"ready": true}`` after the imports and ``{"done": 0}`` after each frame, and the memory in which
+requests are counted. Without the former nobody would know when to send a second frame, so this
+process ends with the first. Any other code than 0 ends it too.
 """
 
 from __future__ import annotations
@@ -10,6 +17,7 @@ import ctypes
 import faulthandler
 import json
 import os
+import queue
 import signal
 import sys
 import threading
@@ -37,51 +45,81 @@ def _take_pipe() -> int:
     return pipe
 
 
+def _take_descriptor(variable: str) -> int | None:
+    """A descriptor that a variable names; neither is handed on to what user code starts."""
+    text = os.environ.pop(variable, "")
+    if not text:
+        return None
+    os.set_inheritable(int(text), False)
+    return int(text)
+
+
 def _read(pipe: int, num_bytes: int) -> bytes:
     data = bytearray()
     while len(data) < num_bytes:
         part = os.read(pipe, num_bytes - len(data))
         if not part:
-            os._exit(1)
+            _end_at_once()
         data += part
     return bytes(data)
 
 
-def _read_payload(pipe: int) -> dict[str, Any]:
-    length = bytearray()
-    while not length.endswith(b"\n"):
-        length += _read(pipe, 1)
-    payload: dict[str, Any] = json.loads(_read(pipe, int(length)))
-    return payload
-
-
-def _end_with_driver(pipe: int) -> NoReturn:
-    while os.read(pipe, 4096):
-        pass
+def _end_at_once() -> NoReturn:
     if os.getsid(0) == os.getpid():
         os.killpg(os.getpgrp(), signal.SIGKILL)  # with what user code has started
     os._exit(1)
+
+
+def _read_frames(pipe: int, frames: queue.SimpleQueue[bytes]) -> NoReturn:
+    """Hand on frame after frame; the pipe's end is the driver's, and this process's."""
+    while True:
+        length = bytearray()
+        while not length.endswith(b"\n"):
+            length += _read(pipe, 1)
+        frames.put(_read(pipe, int(length)))
 
 
 def _on_term(_number: int, _frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + signal.SIGTERM)
 
 
+def _tell(status: int | None, **facts: object) -> None:
+    sys.stdout.flush()  # whoever hears that it is done finds all that was printed
+    sys.stderr.flush()
+    if status is not None:
+        os.write(status, json.dumps(facts).encode() + b"\n")
+
+
+def _work(frame: bytes, meter: int | None) -> int:
+    from funcpipe.worker.context import Context
+    from funcpipe.worker.entry import main as work
+
+    told: dict[str, Any] = json.loads(frame)
+    return work(told["payload"], Context.from_dict(told["surroundings"], meter=meter))
+
+
 def main() -> int:
+    """Serve frames; returns the code of the one that is the last."""
     _die_with_parent()
     pipe = _take_pipe()
-    payload = _read_payload(pipe)
+    frames: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    status, meter = _take_descriptor("FUNCPIPE_STATUS"), _take_descriptor("FUNCPIPE_METER")
     threading.Thread(
-        target=_end_with_driver, args=(pipe,), name="driver-watch", daemon=True
+        target=_read_frames, args=(pipe, frames), name="driver-watch", daemon=True
     ).start()
     signal.signal(signal.SIGTERM, _on_term)
     os.environ["FUNCPIPE_FUNCTION"] = "1"
     faulthandler.enable(all_threads=False)  # a crash of user code: on which line
     for variable in _THREAD_VARIABLES:
         os.environ.setdefault(variable, "1")
-    from funcpipe.worker.entry import main as work
+    import funcpipe.worker.entry  # noqa: F401 - a cold start's long part
 
-    return work(payload)
+    _tell(status, ready=True)
+    while True:
+        code = _work(frames.get(), meter)
+        if code != 0 or status is None:
+            return code
+        _tell(status, done=0)
 
 
 if __name__ == "__main__":

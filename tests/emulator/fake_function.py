@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 
-def work(payload: dict[str, Any]) -> int:
+def work(payload: dict[str, Any], context: object = None) -> int:
     if payload.get("deaf"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     match payload["do"]:
@@ -45,9 +45,27 @@ def work(payload: dict[str, Any]) -> int:
     return 0
 
 
-stub = types.ModuleType("funcpipe.worker.entry")
-stub.main = work  # type: ignore[attr-defined]
-sys.modules[stub.__name__] = stub
+class FakeContext:
+    """Keeps what a platform told the function."""
+
+    def __init__(self, surroundings: dict[str, Any], meter: int | None) -> None:
+        self.surroundings = surroundings
+        self.meter = meter
+
+    @staticmethod
+    def from_dict(data: dict[str, Any], *, meter: int | None) -> FakeContext:
+        return FakeContext(data, meter)
+
+
+def stub(name: str, **contents: object) -> None:
+    module = types.ModuleType(name)
+    vars(module).update(contents)
+    sys.modules[name] = module
+
+
+stub("funcpipe.worker", __path__=[])
+stub("funcpipe.worker.entry", main=work)
+stub("funcpipe.worker.context", Context=FakeContext)
 
 if __name__ == "__main__":
     from funcpipe.functions import local
