@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 _PR_SET_PDEATHSIG = 1
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
+
 def _die_with_parent() -> None:
     # A second net under the pipe: it holds even while user code keeps the interpreter's lock.
     parent = os.getppid()

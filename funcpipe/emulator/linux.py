@@ -25,7 +25,8 @@ __all__ = [
     "die_with_parent",
     "fork_first_of_namespace",
     "mount",
-    "mount_loop",
+    "mount_device",
+    "open_loop_device",
     "set_read_only",
     "unshare",
 ]
@@ -109,28 +110,30 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = 
     _check(result, f"mount {source} on {target}")
 
 
-def set_read_only(path: str, *, read_only: bool) -> None:
-    """Make every mount at and below `path` read-only, or writable."""
+def set_read_only(path: str, *, read_only: bool, below: bool = False) -> None:
+    """Make the mount at `path` read-only, or writable; with `below` all mounts in it too."""
     on, off = (_MOUNT_ATTR_RDONLY, 0) if read_only else (0, _MOUNT_ATTR_RDONLY)
     attributes = struct.pack("=QQQQ", on, off, 0, 0)
-    arguments = (_AT_FDCWD, ctypes.c_char_p(os.fsencode(path)), _AT_RECURSIVE)
+    flags = _AT_RECURSIVE if below else 0
+    arguments = (_AT_FDCWD, ctypes.c_char_p(os.fsencode(path)), flags)
     size = ctypes.c_size_t(len(attributes))
     result = _libc.syscall(ctypes.c_long(_SYS_MOUNT_SETATTR), *arguments, attributes, size)
     _check(result, f"mount_setattr of {path}")
 
 
-def mount_loop(image: str, target: str, kind: str = "ext4") -> None:
-    """Mount the file system in the file `image`; its loop device goes with the mount."""
+def open_loop_device(image: str) -> int:
+    """A descriptor of a loop device over the file; the device is free again when unused."""
     backing = os.open(image, os.O_RDWR | os.O_CLOEXEC)
     try:
-        device = _loop_device(backing)
+        return _loop_device(backing)
     finally:
         os.close(backing)
-    try:
-        flags = MS_NOSUID | MS_NODEV | _MS_NOATIME
-        mount(os.readlink(f"/proc/self/fd/{device}"), target, kind, flags, "discard")
-    finally:
-        os.close(device)
+
+
+def mount_device(device: int, target: str, kind: str = "ext4") -> None:
+    """Mount the file system on an open device; what is deleted in it is given back."""
+    flags = MS_NOSUID | MS_NODEV | _MS_NOATIME
+    mount(os.readlink(f"/proc/self/fd/{device}"), target, kind, flags, "discard")
 
 
 def _loop_device(backing: int) -> int:
