@@ -8,7 +8,6 @@ import mmap
 import os
 import shutil
 import signal
-import subprocess
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from funcpipe.driver.host import Reason
 from funcpipe.emulator.cgroups import Cell
 from funcpipe.emulator.forks import ForkRequest, Template
 from funcpipe.emulator.logs import BoundedLog
-from funcpipe.errors import PlatformError
+from funcpipe.emulator.tmp_image import make_tmp_image
 from funcpipe.store.tally import Tally
 from funcpipe.store.usage import Usage
 
@@ -94,7 +93,7 @@ class Environment:
         """Fork the process; it initialises itself with all the machine's speed."""
         self.folder.mkdir(mode=0o700)
         if self._image is not None and self.sizes.tmp_mb is not None:
-            _make_image(self._image, self.sizes.tmp_mb << 20)
+            make_tmp_image(self._image, size_mb=self.sizes.tmp_mb)
         request = ForkRequest(
             id=self.id,
             environment={**environment, "HOME": str(self.folder), "TMPDIR": str(self.folder)},
@@ -224,20 +223,3 @@ class Environment:
     def _signal(self, number: int) -> None:
         self._template.signal(self.pid, number)
 
-
-def _make_image(path: Path, num_bytes: int) -> None:
-    """A sparse file with an empty ext4 in it."""
-    with open(path, "xb") as file:
-        file.truncate(num_bytes)
-    made = subprocess.run(
-        ["mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal", "-E", "nodiscard", str(path)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        check=False,
-        env={"PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"},
-    )
-    if made.returncode != 0:
-        raise PlatformError(
-            f"cannot make a file system of {num_bytes} bytes in {path}: "
-            f"{made.stderr.decode(errors='replace').strip()}"
-        )
