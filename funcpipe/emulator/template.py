@@ -23,6 +23,7 @@ import signal
 import socket
 import struct
 import sys
+import tempfile
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -225,6 +226,7 @@ def _take_environment(environment: Mapping[str, str], *, has_meter: bool) -> Non
     if has_meter:
         os.environ["FUNCPIPE_METER"] = str(_METER)
     now = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    tempfile.tempdir = None  # an import may have looked at TMPDIR, which was another one then
     sys.path[:] = now + [path for path in sys.path if path not in {*was, *now}]
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import types
 from pathlib import Path
@@ -30,6 +31,7 @@ def work(payload: dict[str, Any], context: FakeContext | None = None) -> int:
             return 0
         case "show":
             seen = {"environment": dict(os.environ), "folder": os.getcwd(), "path": sys.path}
+            seen |= {"temporary": tempfile.gettempdir()}
             seen |= {"stdin": sys.stdin.read(), "session": os.getsid(0) == os.getpid()}
             seen |= {"funcpipe": os.path.realpath(str(sys.modules["funcpipe"].__file__))}
             Path(payload["to"]).write_text(json.dumps(seen))

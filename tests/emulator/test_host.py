@@ -102,6 +102,7 @@ def test_a_function_sees_its_own_place_and_nothing_of_the_drivers(
     seen = json.loads(target.read_text())
     environment = seen["environment"]
     folder = environment["HOME"]
+    assert seen["temporary"] == folder
     assert Path(folder).parent == host.folder
     own = {"HOME": folder, "TMPDIR": folder, "MINE": "yes", "OMP_NUM_THREADS": "3"}
     own |= {"AWS_ACCESS_KEY_ID": "THEKEY", "AWS_SECRET_ACCESS_KEY": "the-secret-key"}

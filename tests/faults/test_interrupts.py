@@ -116,8 +116,8 @@ def test_killed_while_it_trains(tmp_path: Path) -> None:
             for port in re.findall(r"port(?:\.grpc)?=([1-9]\d+)", " ".join(running[server]))
         ]
         assert len(ports) == 10
-        # the driver, two guards, the server, two functions
-        assert len(running) == 6, running
+        # the driver, two guards, the server, the template, two functions and their waiters
+        assert len(running) == 9, running
         assert_secret_is_nowhere(tmp_path, server, running)
 
         # When
