@@ -13,10 +13,11 @@ It is run as a script by `funcpipe.emulator.guarded` and reads one JSON line on 
                           grown by so many bytes, at most that often; `stdin` is one of `files`
 
 Then lines with commands: ``stop``, ``upkeep`` (now), ``watch GROUP`` and ``forget GROUP`` (process
-groups to kill at the end). It answers with JSON lines: ``{"event": "started"}``, ``"failed"``
-(setup), ``"ended"`` (the server, by itself), ``"upkeep"``. It ends, and everything with it, on
-``stop``, when the pipe ends, when its parent is another one than at the start (a forked child of
-the dead driver may still hold the pipe), and on SIGTERM.
+groups to kill at the end), ``cgroup PATH`` and ``uncgroup PATH`` (control groups of which nothing,
+processes and groups below them included, is left at the end). It answers with JSON lines:
+``{"event": "started"}``, ``"failed"`` (setup), ``"ended"`` (the server, by itself), ``"upkeep"``.
+It ends, and everything with it, on ``stop``, when the pipe ends, when its parent is another one
+than at the start (a forked child of the dead driver may still hold the pipe), and on SIGTERM.
 
 Only the standard library, and little of it: the guard starts in some 20 ms and stays small.
 """
@@ -119,21 +120,68 @@ def claim(folder: str, sockets: list[str]) -> int:
     draft = os.path.join(folder, MARKER + ".new")
     lock = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    os.write(lock, json.dumps({"sockets": sockets}).encode())
+    remember(lock, sockets, [])
     os.rename(draft, os.path.join(folder, MARKER))
     return lock
 
 
+def remember(lock: int, sockets: list[str], cgroups: list[str]) -> None:
+    """Note in the marker what lies outside the folder, for whoever sweeps after a killed guard."""
+    data = json.dumps({"sockets": sockets, "cgroups": cgroups}).encode()
+    # One write that never makes the file shorter: whenever we are killed, it can be read.
+    os.pwrite(lock, data.ljust(os.fstat(lock).st_size), 0)
+
+
+def mounts() -> list[tuple[str, str]]:
+    """Mount points that this process sees, each with its kind."""
+    try:
+        with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:
+            return [(line.split(" ")[1], line.split(" ")[2]) for line in file]
+    except OSError:
+        return []
+
+
+def remove_cgroup(path: str, *, within_s: float = 5.0) -> None:
+    """Kill what is in a control group and below, and remove it; a path elsewhere is left alone."""
+    path = os.path.realpath(path)
+    homes = [point + "/" for point, kind in mounts() if kind in ("cgroup", "cgroup2")]
+    if not path.startswith(tuple(homes)):
+        return
+    deadline = time.monotonic() + within_s
+    while os.path.isdir(path) and time.monotonic() < deadline:
+        for group, _, _ in os.walk(path, topdown=False):
+            with contextlib.suppress(OSError):
+                kill_members(group)
+                os.rmdir(group)
+        time.sleep(0.005)
+
+
+def kill_members(group: str) -> None:
+    with open(os.path.join(group, "cgroup.procs"), encoding="ascii") as file:
+        members = [int(line) for line in file]
+    for member in members:
+        if member > 1 and member != os.getpid():  # 0: one that this namespace has no number for
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(member, signal.SIGKILL)
+
+
 def remove(folder: str, sockets: list[str]) -> None:
-    """Remove a folder that carries our mark, and the sockets that its server left elsewhere."""
+    """Remove a folder that carries our mark, and what its owner has left elsewhere."""
     import shutil
 
-    if not os.path.isfile(os.path.join(folder, MARKER)):
+    marker = os.path.join(folder, MARKER)
+    if not os.path.isfile(marker):
         return
+    with contextlib.suppress(OSError, ValueError), open(marker, "rb") as file:
+        for path in json.loads(file.read()).get("cgroups", []):
+            remove_cgroup(path)
     for path in sockets:
         if _REMOVABLE_SOCKET.fullmatch(path):
             with contextlib.suppress(OSError):
                 os.unlink(path)
+    whole = os.path.realpath(folder)
+    if any(point == whole or point.startswith(whole + "/") for point, _ in mounts()):
+        return  # what is mounted here is somebody's, and not in our care
     for _ in range(3):  # a killed process may still be finishing a write
         shutil.rmtree(folder, ignore_errors=True)
         if not os.path.exists(folder):
@@ -156,7 +204,8 @@ def sweep(parent: str, prefix: str) -> list[str]:
             if os.fstat(lock).st_uid != os.getuid():
                 continue
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            sockets = json.loads(os.read(lock, 1 << 16) or b"{}").get("sockets", [])
+            noted = os.read(lock, os.fstat(lock).st_size)
+            sockets = json.loads(noted or b"{}").get("sockets", [])
             remove(entry.path, sockets)
             swept.append(entry.path)
         except (OSError, ValueError):
@@ -216,6 +265,7 @@ class Guard:
         self.server: int | None = None
         self.helper: int | None = None
         self.groups: set[int] = set()
+        self.cgroups: list[str] = []
         self.base_bytes = 0
         self.next_look_s = 0.0
 
@@ -248,6 +298,11 @@ class Guard:
                 self.groups.add(int(argument))
             elif verb == "forget":
                 self.groups.discard(int(argument))
+            elif verb in ("cgroup", "uncgroup"):
+                self.cgroups = [path for path in self.cgroups if path != argument]
+                self.cgroups += [argument] if verb == "cgroup" else []
+                if self.lock is not None:
+                    remember(self.lock, self.spec["sockets"], self.cgroups)
 
     def start_upkeep(self) -> None:
         upkeep = self.spec["upkeep"]
@@ -290,6 +345,8 @@ class Guard:
             return
         for group in self.groups:
             signal_group(group, signal.SIGKILL)
+        for path in self.cgroups:
+            remove_cgroup(path)
         for child, grace_s in ((self.helper, 0.0), (self.server, float(self.spec["grace_s"]))):
             if child is not None:
                 end_group(child, grace_s=grace_s)

@@ -141,7 +141,7 @@ def _arrange_folders(request: ForkRequest) -> None:
     home, tmp = os.path.join(request.folder, "home"), os.path.join(request.folder, "tmp")
     os.makedirs(home, mode=0o700, exist_ok=True)
     os.makedirs(tmp, exist_ok=True)
-    os.chmod(tmp, 0o1777)
+    os.chmod(tmp, 0o1777)  # noqa: S103 - as /tmp is everywhere
     moved = {path: path for path in _needed_below_tmp(request)} | {request.folder: home}
     # Opened first, for then they are hidden.
     sources = {path: os.open(source, os.O_PATH) for path, source in moved.items()}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 
-def work(payload: dict[str, Any], context: object = None) -> int:
+def work(payload: dict[str, Any], context: FakeContext | None = None) -> int:
     if payload.get("deaf"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     match payload["do"]:
@@ -33,6 +33,11 @@ def work(payload: dict[str, Any], context: object = None) -> int:
             seen |= {"stdin": sys.stdin.read(), "session": os.getsid(0) == os.getpid()}
             seen |= {"funcpipe": os.path.realpath(str(sys.modules["funcpipe"].__file__))}
             Path(payload["to"]).write_text(json.dumps(seen))
+            return 0
+        case "context":
+            assert context is not None
+            pid = os.getpid()
+            print(json.dumps([pid, payload["value"], context.surroundings, context.meter]))
             return 0
         case "spawn":
             child = subprocess.Popen(["sleep", "600"])

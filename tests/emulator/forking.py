@@ -42,7 +42,7 @@ class Forked:
         self,
         template: Template,
         folder: Path,
-        tasks: Sequence[Mapping[str, Any]],
+        tasks: Sequence[Mapping[str, Any]] | None,
         *,
         environment: Mapping[str, str] | None = None,
         meter: int | None = None,
@@ -71,8 +71,29 @@ class Forked:
         finally:
             for one in (frames, output, status):
                 os.close(one)
-        with contextlib.suppress(BrokenPipeError):  # it has ended already
-            os.write(self._frames, json.dumps(list(tasks)).encode() + b"\n")
+        if tasks is not None:
+            with contextlib.suppress(BrokenPipeError):  # it has ended already
+                os.write(self._frames, json.dumps(list(tasks)).encode() + b"\n")
+
+    def send(self, payload: Mapping[str, Any], surroundings: Mapping[str, Any]) -> None:
+        """One frame, as `funcpipe.functions.local` reads them."""
+        frame = json.dumps({"surroundings": surroundings, "payload": payload}).encode()
+        os.write(self._frames, b"%d\n%b" % (len(frame), frame))
+
+    def wait_for_status(self) -> dict[str, Any]:
+        line = b""
+        while not line.endswith(b"\n"):
+            assert select.select([self._status], [], [], 60)[0], "it tells no status"
+            data = os.read(self._status, 1)
+            assert data, "it has ended: " + self.output()
+            line += data
+        status: dict[str, Any] = json.loads(line)
+        return status
+
+    def hang_up(self) -> None:
+        """Close the pipe of frames, as the kernel does when the driver dies."""
+        os.close(self._frames)
+        self._frames = os.open(os.devnull, os.O_RDONLY)
 
     def end(self, code: int) -> list[Any]:
         """Wait until it has ended with that code; what it answered to its tasks."""
@@ -89,7 +110,7 @@ class Forked:
         assert found == code, self.output()
         self.said_status = self._read_status()
         self.close()
-        return [json.loads(line) for line in self._said.splitlines() if line[:1] in b"{["]
+        return [json.loads(line) for line in self._said.splitlines() if line[:1] in (b"{", b"[")]
 
     def _read(self) -> bool:
         """Read more of its output; False at the end, which is there when all writers are gone."""
@@ -107,6 +128,12 @@ class Forked:
     def wait_for_output(self) -> None:
         while b"\n" not in self._said:
             assert self._read()
+
+    def read_now(self) -> bytes:
+        """What can be read without waiting, and all before it."""
+        while select.select([self._output], [], [], 0)[0] and self._read():
+            pass
+        return self._said
 
     def output(self) -> str:
         return self._said.decode()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -270,3 +271,137 @@ def test_a_folder_is_locked_while_its_guard_lives(tmp_path: Path) -> None:
 
     os.close(marker)
     guarded.stop()
+
+
+@pytest.fixture
+def cgroup() -> Iterator[Path]:
+    """A real control group with one below it, a process in each."""
+    for home in (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")):
+        group = home / f"funcpipe-test-{os.getpid()}"
+        try:
+            (group / "below").mkdir(parents=True)
+        except OSError:
+            continue
+        if (group / "cgroup.procs").exists():
+            break
+    else:
+        pytest.skip("control groups cannot be made here")
+    yield group
+    guard.remove_cgroup(str(group))
+
+
+def populate(*groups: Path) -> list[subprocess.Popen[bytes]]:
+    members = []
+    for group in groups:
+        members.append(subprocess.Popen(["/bin/sleep", "600"], start_new_session=True))
+        try:
+            (group / "cgroup.procs").write_text(str(members[-1].pid))
+        except OSError as error:
+            members[-1].kill()
+            pytest.skip(f"processes cannot be moved here: {error}")
+    return members
+
+
+@pytest.mark.parametrize("number", [None, signal.SIGTERM, signal.SIGKILL])
+def test_control_groups_end_with_the_guard_whatever_is_in_them(
+    tmp_path: Path, cgroup: Path, number: int | None
+) -> None:
+    # Given
+    guarded = make(tmp_path)
+    members = populate(cgroup / "below")
+    guarded.tell(f"cgroup {cgroup}")
+    guarded.tell("upkeep")
+    assert guarded.event(timeout_s=10) == {"event": "upkeep", "code": None}
+
+    # When: it is told to stop, or is itself ended.
+    if number is not None:
+        os.kill(guarded.guard_pid, number)
+    guarded.stop()
+
+    # Then
+    assert [one.wait(timeout=10) for one in members] == [-signal.SIGKILL]
+    assert not cgroup.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_removes_the_control_groups_of_a_killed_guard(tmp_path: Path, cgroup: Path) -> None:
+    # Given: two groups noted, one of them forgotten again; then driver and guard are killed.
+    other = cgroup.with_name(cgroup.name + "-other")
+    other.mkdir()
+    guarded = make(tmp_path)
+    members = populate(cgroup / "below")
+    for line in (f"cgroup {cgroup}", f"cgroup {other}", f"uncgroup {other}", "upkeep"):
+        guarded.tell(line)
+    assert guarded.event(timeout_s=10) == {"event": "upkeep", "code": None}
+    os.kill(guarded.guard_pid, signal.SIGKILL)
+    assert eventually(lambda: not guarded.alive())
+    assert cgroup.exists()
+
+    # When
+    swept = guard.sweep(str(tmp_path), "funcpipe-test-")
+
+    # Then
+    assert swept == [str(guarded.folder)]
+    assert [one.wait(timeout=10) for one in members] == [-signal.SIGKILL]
+    assert not cgroup.exists()
+    assert other.exists()
+    other.rmdir()
+    guarded.stop()
+
+
+def test_only_control_groups_are_removed_as_such(tmp_path: Path) -> None:
+    sleeper = subprocess.Popen(["/bin/sleep", "600"])
+    (tmp_path / "cgroup.procs").write_text(f"{sleeper.pid}\n")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+
+    for path in (tmp_path, empty, Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/cpu")):
+        guard.remove_cgroup(str(path))
+
+    assert sleeper.poll() is None
+    assert empty.exists()
+    sleeper.kill()
+    sleeper.wait()
+
+
+MOUNTING = """
+import sys
+from pathlib import Path
+from funcpipe.emulator import guard, linux
+folder = Path(sys.argv[1])
+linux.unshare(linux.NEW_MOUNTS)
+linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
+linux.mount(sys.argv[2], str(folder / "mounted"), flags=linux.MS_BIND)
+guard.remove(str(folder), [])
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+def test_a_folder_in_which_something_is_mounted_is_left_alone(tmp_path: Path) -> None:
+    # Given: a marked folder; in another view of the file system a precious one is mounted in it.
+    folder, precious = tmp_path / "folder", tmp_path / "precious"
+    os.close(guard.claim(str(folder), []))
+    (folder / "mounted").mkdir()
+    precious.mkdir()
+    (precious / "file").write_text("text")
+
+    # When
+    root = Path(__file__).resolve().parents[3]
+    script = [sys.executable, "-c", MOUNTING, str(folder), str(precious)]
+    done = subprocess.run(script, env={**PATH, "PYTHONPATH": str(root)}, check=False)
+
+    # Then
+    assert done.returncode == 0
+    assert (precious / "file").read_text() == "text"
+    guard.remove(str(folder), [])
+    assert not folder.exists()
+
+
+def test_notes_in_the_marker_can_always_be_read(tmp_path: Path) -> None:
+    lock = guard.claim(str(tmp_path / "folder"), [])
+
+    for cgroups in (["/a" * 50, "/b"], ["/b"], []):
+        guard.remember(lock, ["/s"], cgroups)
+        noted = json.loads((tmp_path / "folder" / guard.MARKER).read_text())
+        assert noted == {"sockets": ["/s"], "cgroups": cgroups}
+    os.close(lock)
