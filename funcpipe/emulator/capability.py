@@ -226,7 +226,7 @@ def _memory(findings: Findings) -> Capability:
 def _vcpu(findings: Findings) -> Capability:
     if (version := findings.cgroups.get("cpu")) is not None:
         return Capability(
-            feature="vcpu", how=f"by the kernel (cgroup version {version}, 5 ms periods)"
+            feature="vcpu", how=f"by the kernel (cgroup version {version}, periods from 5 ms)"
         )
     return Capability(
         feature="vcpu",
