@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from funcpipe.emulator import isolation_probe
-from funcpipe.emulator.cgroups import open_cgroups
+from funcpipe.emulator.cgroups import Cgroups, open_cgroups
 from funcpipe.emulator.guarded import base_environment
 from funcpipe.errors import PlatformError
 
@@ -86,12 +86,13 @@ def probe_machine(folder: Path | None = None) -> list[Capability]:
 # -- trying ----------------------------------------------------------------------------------
 
 
-def find(folder: Path | None = None) -> Findings:
-    cgroups, why_not = _try_cgroups()
+def find(folder: Path | None = None, *, cgroups: Cgroups | None = None) -> Findings:
+    """Try it in `folder` (default: the temporary folder) and, if given, in groups of `cgroups`."""
+    working, why_not = _try_cgroups() if cgroups is None else _try_in(cgroups)
     return Findings(
         root=os.geteuid() == 0,
         container=any(map(os.path.exists, ("/.dockerenv", "/run/.containerenv"))),
-        cgroups=cgroups,
+        cgroups=working,
         why_not=why_not,
         steps=_try_isolation(folder),
     )
@@ -104,25 +105,33 @@ def _try_cgroups() -> tuple[dict[str, int], dict[str, str]]:
     except OSError as error:  # no /proc, or none like Linux's
         return {}, dict.fromkeys(("cpu", "memory"), str(error))
     try:
+        return _try_in(cgroups)
+    finally:
+        cgroups.close()
+
+
+def _try_in(cgroups: Cgroups) -> tuple[dict[str, int], dict[str, str]]:
+    try:
         cell = cgroups.cell("probe")
-        cell.limit_cpu(0.5)
-        cell.limit_memory(256 << 20)
-        done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", _JOIN, *cell.procs_files],
-            env=base_environment(),
-            capture_output=True,
-            text=True,
-            timeout=_PROBE_S,
-            check=False,
-        )
+        try:
+            cell.limit_cpu(0.5)
+            cell.limit_memory(256 << 20)
+            done = subprocess.run(
+                [sys.executable, "-I", "-S", "-c", _JOIN, *cell.procs_files],
+                env=base_environment(),
+                capture_output=True,
+                text=True,
+                timeout=_PROBE_S,
+                check=False,
+            )
+        finally:
+            cell.remove()
         if done.returncode == 0:
             return cgroups.versions, cgroups.why_not
         lines = done.stderr.strip().splitlines() or [f"code {done.returncode}"]
         reason = f"a process could not join a group: {lines[-1]}"
     except (OSError, PlatformError, subprocess.TimeoutExpired) as error:
         reason = str(error)
-    finally:
-        cgroups.close()
     return {}, dict.fromkeys(("cpu", "memory"), reason)
 
 

@@ -17,7 +17,7 @@ from funcpipe.emulator.cgroup_files import CellMemory, Group, V2Group, cfs_quota
 from funcpipe.emulator.cgroup_mounts import Hierarchy, find_hierarchies
 from funcpipe.errors import PlatformError
 
-__all__ = ["Cell", "CellMemory", "Cgroups", "open_cgroups"]
+__all__ = ["Cell", "CellMemory", "Cgroups", "open_cgroups", "planned_folders"]
 
 # Where a driver moves to in a version 2 hierarchy, in which a group with processes of its own may
 # not hand controllers to the groups below it.
@@ -199,10 +199,7 @@ def open_cgroups(name: str, *, mounts: str | None = None, own: str | None = None
     alone; `close` moves it back.
     """
     _check_name(name)
-    hierarchies = find_hierarchies(
-        Path("/proc/self/mountinfo").read_text() if mounts is None else mounts,
-        Path("/proc/self/cgroup").read_text() if own is None else own,
-    )
+    hierarchies = _hierarchies(mounts, own)
     parents: dict[str, Group] = {}
     why_not: dict[str, str] = {}
     undo: list[_Undo] = []
@@ -218,6 +215,24 @@ def open_cgroups(name: str, *, mounts: str | None = None, own: str | None = None
         _remove_unused(parents, "cpuacct")
     why_not.pop("cpuacct", None)
     return Cgroups(parents, why_not, undo)
+
+
+def planned_folders(name: str, *, mounts: str | None = None, own: str | None = None) -> list[str]:
+    """Where `open_cgroups` makes what groups it may: for whoever is to remove them in our place."""
+    homes = [one for one in _hierarchies(mounts, own) if one.own is not None]
+    return [_folder(one, name) for one in homes]
+
+
+def _hierarchies(mounts: str | None, own: str | None) -> list[Hierarchy]:
+    return find_hierarchies(
+        Path("/proc/self/mountinfo").read_text() if mounts is None else mounts,
+        Path("/proc/self/cgroup").read_text() if own is None else own,
+    )
+
+
+def _folder(where: Hierarchy, name: str) -> str:
+    own = where.own or where.mount
+    return os.path.join(_own_group(own) if where.version == 2 else own, name)
 
 
 class _Unusable(Exception):
@@ -286,8 +301,7 @@ def _step_aside(own: V2Group) -> None:
 
 
 def _parent(controller: str, where: Hierarchy, name: str, parents: Mapping[str, Group]) -> Group:
-    own = where.own or where.mount
-    folder = os.path.join(_own_group(own) if where.version == 2 else own, name)
+    folder = _folder(where, name)
     group = next((one for one in parents.values() if one.folder == folder), None)
     made = group is None
     if group is None:

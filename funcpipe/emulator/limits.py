@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from funcpipe.emulator.capability import Findings, capabilities, find
-from funcpipe.emulator.cgroups import Cell, Cgroups, open_cgroups
+from funcpipe.emulator.cgroups import Cell, Cgroups, open_cgroups, planned_folders
 from funcpipe.emulator.forks import Isolation
 from funcpipe.emulator.guarded import Guarded
 from funcpipe.partitioner.platform import PlatformSpec
@@ -30,13 +30,19 @@ class Limits:
         """
         if not platform.limited:
             return Limits(cgroups=None, isolation=Isolation(), enforced=(), missing=())
-        findings = find()
-        found = capabilities(findings)
-        cgroups = open_cgroups(name)
-        for folder in cgroups.folders:
+        for folder in planned_folders(name):  # before they are there: we may be killed any time
             guarded.tell(f"cgroup {folder}")
+        cgroups = open_cgroups(name)
+        try:
+            findings = find(guarded.folder, cgroups=cgroups)
+        except BaseException:
+            cgroups.close()
+            raise
+        if not findings.cgroups:
+            cgroups.close()
+        found = capabilities(findings)
         return Limits(
-            cgroups=cgroups,
+            cgroups=cgroups if findings.cgroups else None,
             isolation=isolation_of(findings, platform),
             enforced=tuple(f"{one.feature}: {one.how}" for one in found if one.how is not None),
             missing=tuple(f"{one.feature}: {one.missing}" for one in found if one.missing),

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from funcpipe.driver.host import Execution, Exit
-from funcpipe.emulator import capability, limits
-from funcpipe.emulator.cgroups import Cgroups
+from funcpipe.emulator import limits
+from funcpipe.emulator.cgroups import Cgroups, planned_folders
 from funcpipe.emulator.host import LocalHost
 from funcpipe.errors import PayloadTooLarge, PlanError, Throttled
 from funcpipe.partitioner.platform import load_platform
@@ -70,7 +70,6 @@ def without_cgroups(patch: pytest.MonkeyPatch) -> None:
         return Cgroups({}, dict.fromkeys(("cpu", "memory"), "this test wants none"))
 
     patch.setattr(limits, "open_cgroups", none)
-    patch.setattr(capability, "open_cgroups", none)
 
 
 # -- memory ----------------------------------------------------------------------------------
@@ -310,6 +309,12 @@ def test_an_invocation_may_be_delivered_twice(tmp_path: Path) -> None:
 
 
 # -- what is left ----------------------------------------------------------------------------
+
+
+def test_the_guard_knows_of_every_group_before_it_is_made(host: LocalHost) -> None:
+    if host.limits.cgroups is None:
+        pytest.skip(f"no control groups here: {host.limits.missing}")
+    assert set(host.limits.cgroups.folders) <= set(planned_folders(host.folder.name))
 
 
 def test_closing_leaves_nothing(tmp_path: Path) -> None:
