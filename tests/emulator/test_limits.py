@@ -17,7 +17,9 @@ import pytest
 
 from funcpipe.driver.host import Execution, Exit
 from funcpipe.emulator import limits
+from funcpipe.emulator.capability import Findings
 from funcpipe.emulator.cgroups import Cgroups, planned_folders
+from funcpipe.emulator.forks import Isolation
 from funcpipe.emulator.host import LocalHost
 from funcpipe.errors import PayloadTooLarge, PlanError, Throttled
 from funcpipe.partitioner.platform import load_platform
@@ -110,6 +112,31 @@ def test_memory_over_the_tier_is_out_of_memory_and_under_it_is_not(
         assert re.match(r"it (held 5\d\d MB of|needed more than its) 512 MB", ended[name].detail)
         assert "AWS Lambda" in ended[name].detail
     assert ended["under"].detail == ""
+
+
+def test_a_machine_that_enforces_little_says_so_and_still_ends_what_is_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given neither control groups nor namespaces
+    without_cgroups(monkeypatch)
+    monkeypatch.setattr(limits, "find", lambda *_, **__: Findings(root=False))
+    with make_host(tmp_path) as host:
+        assert host.limits.isolation == Isolation()
+        said = {text.split(":")[0] for text in host.limits.missing}
+        assert said >= {"memory", "vcpu", "tmp size", "read-only code", "shared memory"}
+        # when one takes too much, and another leaves a child behind
+        mark = tmp_path / "mark"
+        start(host, name="over", do="allocate", to_mb=TIER_MB * 105 // 100)
+        start(host, name="child", do="spawn", mark=str(mark), seconds=0)
+        ended = ends(host, 2)
+        assert psutil.pid_exists(int(mark.read_text()))
+    # then
+    assert {name: one.reason for name, one in ended.items()} == {
+        "over": "out-of-memory",
+        "child": "done",
+    }
+    assert eventually(lambda: not psutil.pid_exists(int(mark.read_text())))
+    assert_nothing_left(host, tmp_path)
 
 
 # -- time, CPU and concurrency ---------------------------------------------------------------
