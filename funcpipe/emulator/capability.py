@@ -12,13 +12,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from funcpipe.emulator import isolation_probe
-from funcpipe.emulator.cgroups import Cgroups, open_cgroups
+from funcpipe.emulator.cgroups import open_cgroups
 from funcpipe.emulator.guarded import base_environment
 from funcpipe.errors import PlatformError
 
@@ -86,52 +86,46 @@ def probe_machine(folder: Path | None = None) -> list[Capability]:
 # -- trying ----------------------------------------------------------------------------------
 
 
-def find(folder: Path | None = None, *, cgroups: Cgroups | None = None) -> Findings:
-    """Try it in `folder` (default: the temporary folder) and, if given, in groups of `cgroups`."""
-    working, why_not = _try_cgroups() if cgroups is None else _try_in(cgroups)
+def find(
+    folder: Path | None = None, *, announce: Callable[[str], None] = lambda _: None
+) -> Findings:
+    """`announce` hears of every control group before it is made (see `open_cgroups`)."""
+    cgroups, why_not = _try_cgroups(announce)
     return Findings(
         root=os.geteuid() == 0,
         container=any(map(os.path.exists, ("/.dockerenv", "/run/.containerenv"))),
-        cgroups=working,
+        cgroups=cgroups,
         why_not=why_not,
         steps=_try_isolation(folder),
     )
 
 
-def _try_cgroups() -> tuple[dict[str, int], dict[str, str]]:
+def _try_cgroups(announce: Callable[[str], None]) -> tuple[dict[str, int], dict[str, str]]:
     """Make groups, let a process join them, and remove them."""
     try:
-        cgroups = open_cgroups(f"funcpipe-probe-{secrets.token_hex(4)}")
+        cgroups = open_cgroups(f"funcpipe-probe-{secrets.token_hex(4)}", announce=announce)
     except OSError as error:  # no /proc, or none like Linux's
         return {}, dict.fromkeys(("cpu", "memory"), str(error))
     try:
-        return _try_in(cgroups)
-    finally:
-        cgroups.close()
-
-
-def _try_in(cgroups: Cgroups) -> tuple[dict[str, int], dict[str, str]]:
-    try:
         cell = cgroups.cell("probe")
-        try:
-            cell.limit_cpu(0.5)
-            cell.limit_memory(256 << 20)
-            done = subprocess.run(
-                [sys.executable, "-I", "-S", "-c", _JOIN, *cell.procs_files],
-                env=base_environment(),
-                capture_output=True,
-                text=True,
-                timeout=_PROBE_S,
-                check=False,
-            )
-        finally:
-            cell.remove()
+        cell.limit_cpu(0.5)
+        cell.limit_memory(256 << 20)
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _JOIN, *cell.procs_files],
+            env=base_environment(),
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_S,
+            check=False,
+        )
         if done.returncode == 0:
             return cgroups.versions, cgroups.why_not
         lines = done.stderr.strip().splitlines() or [f"code {done.returncode}"]
         reason = f"a process could not join a group: {lines[-1]}"
     except (OSError, PlatformError, subprocess.TimeoutExpired) as error:
         reason = str(error)
+    finally:
+        cgroups.close()
     return {}, dict.fromkeys(("cpu", "memory"), reason)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from funcpipe.emulator.capability import Findings, capabilities, find
-from funcpipe.emulator.cgroups import Cell, Cgroups, open_cgroups, planned_folders
+from funcpipe.emulator.capability import Capability, Findings, capabilities, find
+from funcpipe.emulator.cgroups import Cell, Cgroups, open_cgroups
 from funcpipe.emulator.forks import Isolation
 from funcpipe.emulator.guarded import Guarded
 from funcpipe.partitioner.platform import PlatformSpec
@@ -30,19 +30,15 @@ class Limits:
         """
         if not platform.limited:
             return Limits(cgroups=None, isolation=Isolation(), enforced=(), missing=())
-        for folder in planned_folders(name):  # before they are there: we may be killed any time
+
+        def announce(folder: str) -> None:
             guarded.tell(f"cgroup {folder}")
-        cgroups = open_cgroups(name)
-        try:
-            findings = find(guarded.folder, cgroups=cgroups)
-        except BaseException:
-            cgroups.close()
-            raise
-        if not findings.cgroups:
-            cgroups.close()
-        found = capabilities(findings)
+
+        findings = find(guarded.folder, announce=announce)
+        found = [*capabilities(findings), *_gpu(platform)]
+        cgroups = open_cgroups(name, announce=announce)
         return Limits(
-            cgroups=cgroups if findings.cgroups else None,
+            cgroups=cgroups,
             isolation=isolation_of(findings, platform),
             enforced=tuple(f"{one.feature}: {one.how}" for one in found if one.how is not None),
             missing=tuple(f"{one.feature}: {one.missing}" for one in found if one.missing),
@@ -72,3 +68,13 @@ def isolation_of(findings: Findings, platform: PlatformSpec) -> Isolation:
         read_only=own_mounts and findings.works("read only"),
         shared_memory_mb=platform.tmp.shared_memory_mb if own_shm else None,
     )
+
+
+def _gpu(platform: PlatformSpec) -> list[Capability]:
+    if platform.gpu.kind is None:
+        return []
+    kind = f"{platform.gpu.kind} with {platform.gpu.memory_mb:,} MB"
+    missing = (
+        f"functions compute on this machine's CPUs and not on a {kind}, so their times are not"
+    )
+    return [Capability(feature="GPU", how=None, missing=f"{missing} the platform's")]

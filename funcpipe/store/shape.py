@@ -93,6 +93,9 @@ class Link:
         self._clock = clock
         self._sleep = sleep
         self._tails = _Tails(latency_s)
+        self._lock = threading.Lock()
+        self.taken_s = self.late_s = 0.0
+        """What requests should have taken so far, and what they took longer than that."""
 
     def upload(self, num_bytes: int = 0) -> _Passage:
         """The passage of a request that begins now and sends bytes."""
@@ -100,7 +103,12 @@ class Link:
 
     def uploaded(self, passage: _Passage, num_bytes: int) -> None:
         """A put has returned: how long the store took after its last byte."""
-        self._tails.learn(num_bytes, passage.late_s())
+        self._tails.learn(num_bytes, passage.behind_s())
+
+    def done(self, taken_s: float, late_s: float) -> None:
+        with self._lock:
+            self.taken_s += taken_s
+            self.late_s += max(0.0, late_s)
 
     def download(self) -> _Passage:
         """The passage of a request that begins now and receives bytes."""
@@ -194,7 +202,8 @@ class _Passage:
         self._link = link
         self._direction = direction
         self._lead_s = lead_s
-        self._first_s = link.now_s() + link.latency_s - lead_s
+        self._began_s = link.now_s()
+        self._first_s = self._began_s + link.latency_s - lead_s
         self._ready_s = self._first_s
         self.chunk_bytes = direction.chunk_bytes
 
@@ -206,13 +215,15 @@ class _Passage:
         self._link.sleep_until(passed_s)
         self._ready_s = max(passed_s, self._ready_s)
 
-    def late_s(self) -> float:
+    def behind_s(self) -> float:
         """How long ago the last byte has passed."""
         return self._link.now_s() - self._ready_s
 
     def settle(self) -> None:
         """Return once the request is over; one without a body takes the latency."""
-        self._link.sleep_until(self._ready_s + self._lead_s)
+        end_s = self._ready_s + self._lead_s
+        self._link.done(end_s - self._began_s, self._link.now_s() - end_s)
+        self._link.sleep_until(end_s)
 
 
 class _Both:

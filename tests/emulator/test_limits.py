@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from funcpipe.driver.host import Execution, Exit
-from funcpipe.emulator import limits
+from funcpipe.emulator import capability, limits
 from funcpipe.emulator.capability import Findings
-from funcpipe.emulator.cgroups import Cgroups, planned_folders
+from funcpipe.emulator.cgroups import Cgroups, open_cgroups
 from funcpipe.emulator.forks import Isolation
 from funcpipe.emulator.host import LocalHost
 from funcpipe.errors import PayloadTooLarge, PlanError, Throttled
@@ -68,10 +68,11 @@ def run(host: LocalHost, memory_mb: int, *tasks: dict[str, Any]) -> dict[str, An
 
 
 def without_cgroups(patch: pytest.MonkeyPatch) -> None:
-    def none(_: str) -> Cgroups:
+    def none(_: str, **__: object) -> Cgroups:
         return Cgroups({}, dict.fromkeys(("cpu", "memory"), "this test wants none"))
 
     patch.setattr(limits, "open_cgroups", none)
+    patch.setattr(capability, "open_cgroups", none)
 
 
 # -- memory ----------------------------------------------------------------------------------
@@ -338,10 +339,19 @@ def test_an_invocation_may_be_delivered_twice(tmp_path: Path) -> None:
 # -- what is left ----------------------------------------------------------------------------
 
 
-def test_the_guard_knows_of_every_group_before_it_is_made(host: LocalHost) -> None:
-    if host.limits.cgroups is None:
-        pytest.skip(f"no control groups here: {host.limits.missing}")
-    assert set(host.limits.cgroups.folders) <= set(planned_folders(host.folder.name))
+def test_every_group_is_announced_before_it_is_made() -> None:
+    there: list[bool] = []
+    told: list[str] = []
+
+    def announce(folder: str) -> None:
+        told.append(folder)
+        there.append(os.path.exists(folder))
+
+    cgroups = open_cgroups(f"funcpipe-test-{os.getpid()}", announce=announce)
+
+    assert set(cgroups.folders) <= set(told)
+    assert not any(there)
+    cgroups.close()
 
 
 def test_closing_leaves_nothing(tmp_path: Path) -> None:
