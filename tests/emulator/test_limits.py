@@ -119,7 +119,6 @@ def test_a_machine_that_enforces_little_says_so_and_still_ends_what_is_too_large
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given neither control groups nor namespaces
-    without_cgroups(monkeypatch)
     monkeypatch.setattr(limits, "find", lambda *_, **__: Findings(root=False))
     with make_host(tmp_path) as host:
         assert host.limits.isolation == Isolation()
