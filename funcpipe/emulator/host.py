@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 from funcpipe.clock import Clock
@@ -106,18 +107,20 @@ class LocalHost:
         self._books = Books(self._life, self._usage)
         self._exits: list[Exit] = []
         self._closed = False
-        # The kernel's parent-death signal fires when the *thread* that started a process ends, so
-        # the template is started by one thread that lives as long as the host.
-        self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="funcpipe-start")
-        try:
+        with ExitStack() as stack:
+            stack.callback(self._guarded.stop)
             self.limits = Limits.open(platform, name=self.folder.name, guarded=self._guarded)
-            self._template = self._starter.submit(self._make_template, entry).result()
-        except BaseException:
-            self._starter.shutdown()
-            self._guarded.stop()
-            raise
-        self._watch = MemoryWatch(on_excess=self._on_excess)
-        self._loop = Listener(self, self._lock, template=self._template.fileno())
+            stack.callback(self.limits.close)
+            # The kernel's parent-death signal fires when the *thread* that started a process
+            # ends, so the template is started by one that lives as long as the host.
+            starter = stack.enter_context(ThreadPoolExecutor(1, "funcpipe-start"))
+            self._template = starter.submit(self._make_template, entry).result()
+            stack.callback(self._template.close)
+            self._watch = MemoryWatch(on_excess=self._on_excess)
+            stack.callback(self._watch.close)
+            self._loop = Listener(self, self._lock, template=self._template.fileno())
+            stack.callback(self._loop.close)
+            self._resources = stack.pop_all()
 
     def _make_template(self, entry: str) -> Template:
         python_path = [self._library(), self._environment.get("PYTHONPATH")]
@@ -225,12 +228,7 @@ class LocalHost:
                 self._life.end(one.id, "stopped")
                 one.kill()
         self._await_end(idle, math.inf)
-        self._loop.close()
-        self._watch.close()
-        self._template.close()
-        self._starter.shutdown()
-        self.limits.close()
-        self._guarded.stop()
+        self._resources.close()
 
     def __enter__(self) -> LocalHost:
         return self

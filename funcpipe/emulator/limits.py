@@ -36,7 +36,8 @@ class Limits:
 
         findings = find(guarded.folder, announce=announce)
         found = [*capabilities(findings), *_gpu(platform)]
-        cgroups = open_cgroups(name, announce=announce)
+        # Groups that a process could not join would keep every function from starting.
+        cgroups = open_cgroups(name, announce=announce) if findings.cgroups else None
         return Limits(
             cgroups=cgroups,
             isolation=isolation_of(findings, platform),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -56,3 +58,22 @@ def client_of(server: RunningServer, **changes: str) -> Iterator[Any]:
     )
     yield client
     client.close()
+
+
+def left_of(name: str) -> dict[str, list[str]]:
+    """What of the kernel's carries `name`: mounts, loop devices, control groups; nothing if {}."""
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    devices = [*Path("/sys/block").glob("loop*/loop/backing_file")]
+    found = {
+        "mounts": [line for line in mounts if name in line],
+        "loop devices": [text for one in devices if name in (text := _text_of(one))],
+        "cgroups": [folder for folder, _, _ in os.walk("/sys/fs/cgroup") if name in folder],
+    }
+    return {kind: left for kind, left in found.items() if left}
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:  # it has just been taken away
+        return ""

@@ -53,8 +53,8 @@ def test_nothing_is_left_of_a_run(
     assert driver.stdout is not None
     line = driver.stdout.readline()
     if then == "wait":
-        # driver, two guards, the server, three functions and a child of each of them
-        assert len(processes_with(str(tmp_path))) == 10
+        # driver, two guards, template, server, three functions and a child of each of them
+        assert len(processes_with(str(tmp_path))) == 11
 
     # When
     end(driver)
