@@ -22,6 +22,7 @@ __all__ = ["Outcome", "summarise"]
 
 
 _LATE_S = 0.5
+_BEHIND = 0.05
 
 
 @dataclass
@@ -85,6 +86,7 @@ def summarise(outcome: Outcome, seconds: Mapping[str, float]) -> Summary:
             f"time: {environments}"
         )
     notes += _drifted(results)
+    notes += _behind(results)
     bill = outcome.bill if outcome.prepared.platform.limited else None
     return Summary(
         run_id=outcome.run_id,
@@ -133,6 +135,18 @@ def _drifted(results: Mapping[tuple[int, int], Mapping[str, Any]]) -> Iterator[s
                 "by itself, from the micro-batches that it sees. The exported model is the first "
                 "replica's; the metrics are of all of them together. Use one replica there"
             )
+
+
+def _behind(results: Mapping[tuple[int, int], Mapping[str, Any]]) -> Iterator[str]:
+    """A warning when this machine could not move bytes as fast as the emulated network."""
+    links = [result["link"] for result in results.values() if result.get("link")]
+    taken_s, late_s = (sum(link[part] for link in links) for part in (0, 1))
+    if late_s > _BEHIND * taken_s:
+        yield (
+            f"requests took {late_s / taken_s:.0%} longer than on the emulated network, because "
+            "this machine or its store is busy: times are too long by that; choose a larger "
+            "--dilation"
+        )
 
 
 def _environments(results: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -71,16 +71,20 @@ def dilation_for(
     store: the kind of store, which shares this machine with the functions. largest: bytes of the
     largest object that each stage moves in a step.
     """
-    if options.dilation is not None:
-        return Dilation(factor=float(options.dilation), why="fixed by the user")
     if not platform.limited:
-        return Dilation(factor=1.0, why="no platform is emulated")
+        return Dilation(factor=options.dilation or 1.0, why="no platform is emulated")
     demands = [
         demand
         for stage, num_bytes in zip(plan.stages, largest, strict=True)
         for demand in [_demand(platform, stage.memory_mb, num_bytes)] * stage.replicas
     ]
-    return choose_dilation(demands, Machine(cores=usable_cpus()), store_cost(store))
+    needed = choose_dilation(demands, Machine(cores=usable_cpus()), store_cost(store))
+    if options.dilation is None:
+        return needed
+    why = "fixed by the user"
+    if options.dilation < needed.factor:
+        why += f", though this machine needs {needed.factor:g}: {needed.why}"
+    return Dilation(factor=float(options.dilation), why=why)
 
 
 def _demand(platform: PlatformSpec, memory_mb: int | None, num_bytes: float) -> Demand:

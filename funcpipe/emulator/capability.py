@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -86,8 +86,11 @@ def probe_machine(folder: Path | None = None) -> list[Capability]:
 # -- trying ----------------------------------------------------------------------------------
 
 
-def find(folder: Path | None = None) -> Findings:
-    cgroups, why_not = _try_cgroups()
+def find(
+    folder: Path | None = None, *, announce: Callable[[str], None] = lambda _: None
+) -> Findings:
+    """`announce` hears of every control group before it is made (see `open_cgroups`)."""
+    cgroups, why_not = _try_cgroups(announce)
     return Findings(
         root=os.geteuid() == 0,
         container=any(map(os.path.exists, ("/.dockerenv", "/run/.containerenv"))),
@@ -97,10 +100,10 @@ def find(folder: Path | None = None) -> Findings:
     )
 
 
-def _try_cgroups() -> tuple[dict[str, int], dict[str, str]]:
+def _try_cgroups(announce: Callable[[str], None]) -> tuple[dict[str, int], dict[str, str]]:
     """Make groups, let a process join them, and remove them."""
     try:
-        cgroups = open_cgroups(f"funcpipe-probe-{secrets.token_hex(4)}")
+        cgroups = open_cgroups(f"funcpipe-probe-{secrets.token_hex(4)}", announce=announce)
     except OSError as error:  # no /proc, or none like Linux's
         return {}, dict.fromkeys(("cpu", "memory"), str(error))
     try:
@@ -226,7 +229,7 @@ def _memory(findings: Findings) -> Capability:
 def _vcpu(findings: Findings) -> Capability:
     if (version := findings.cgroups.get("cpu")) is not None:
         return Capability(
-            feature="vcpu", how=f"by the kernel (cgroup version {version}, 5 ms periods)"
+            feature="vcpu", how=f"by the kernel (cgroup version {version}, periods from 5 ms)"
         )
     return Capability(
         feature="vcpu",

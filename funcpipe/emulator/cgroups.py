@@ -15,6 +15,7 @@ from pathlib import Path
 
 from funcpipe.emulator.cgroup_files import CellMemory, Group, V2Group, cfs_quota, make_group
 from funcpipe.emulator.cgroup_mounts import Hierarchy, find_hierarchies
+from funcpipe.emulator.processes import descendants
 from funcpipe.errors import PlatformError
 
 __all__ = ["Cell", "CellMemory", "Cgroups", "open_cgroups"]
@@ -191,12 +192,20 @@ class _Undo:
                 os.rmdir(leaf.folder)
 
 
-def open_cgroups(name: str, *, mounts: str | None = None, own: str | None = None) -> Cgroups:
+def open_cgroups(
+    name: str,
+    *,
+    announce: Callable[[str], None] = lambda _: None,
+    mounts: str | None = None,
+    own: str | None = None,
+) -> Cgroups:
     """Make parent groups called `name` below this process's own group, wherever it may.
 
+    `announce` hears of every folder before it is made, so that somebody else can remove it.
+
     `mounts` and `own` are what ``/proc/self/mountinfo`` and ``/proc/self/cgroup`` would say. In a
-    version 2 hierarchy this process moves into a group `DRIVER_LEAF` beside it if it has to and is
-    alone; `close` moves it back.
+    version 2 hierarchy this process and those that it has started move into a group `DRIVER_LEAF`
+    beside it, if they have to and nobody else is in theirs; `close` moves them back.
     """
     _check_name(name)
     hierarchies = find_hierarchies(
@@ -211,7 +220,7 @@ def open_cgroups(name: str, *, mounts: str | None = None, own: str | None = None
             where = _choose(controller, hierarchies)
             if where.version == 2:
                 undo += _enable(controller, where)
-            parents[controller] = _parent(controller, where, name, parents)
+            parents[controller] = _parent(controller, where, name, parents, announce)
         except (_Unusable, OSError) as error:
             why_not[controller] = str(error)
     if "cpu" not in parents and "cpuacct" in parents:
@@ -273,8 +282,9 @@ def _enable(controller: str, where: Hierarchy) -> list[_Undo]:
 
 
 def _step_aside(own: V2Group) -> None:
-    others = {int(pid) for pid in own.read("cgroup.procs").split()} - {os.getpid()}
-    if others:
+    here = {int(pid) for pid in own.read("cgroup.procs").split()}
+    ours = {os.getpid(), *descendants(os.getpid())} & here
+    if others := here - ours:
         raise _Unusable(
             f"{len(others)} other processes are in this process's group {own.folder}, and the "
             "kernel gives no controllers to groups below one with processes: start it in a scope "
@@ -282,15 +292,24 @@ def _step_aside(own: V2Group) -> None:
         )
     leaf = os.path.join(own.folder, DRIVER_LEAF)
     os.makedirs(leaf, exist_ok=True)
-    V2Group(leaf).write("cgroup.procs", "0")
+    for pid in ours:
+        with contextlib.suppress(ProcessLookupError):
+            V2Group(leaf).write("cgroup.procs", str(pid))
 
 
-def _parent(controller: str, where: Hierarchy, name: str, parents: Mapping[str, Group]) -> Group:
+def _parent(
+    controller: str,
+    where: Hierarchy,
+    name: str,
+    parents: Mapping[str, Group],
+    announce: Callable[[str], None],
+) -> Group:
     own = where.own or where.mount
     folder = os.path.join(_own_group(own) if where.version == 2 else own, name)
     group = next((one for one in parents.values() if one.folder == folder), None)
     made = group is None
     if group is None:
+        announce(folder)
         try:
             group = make_group(where.version, folder)
         except OSError as error:

@@ -222,4 +222,3 @@ class Environment:
 
     def _signal(self, number: int) -> None:
         self._template.signal(self.pid, number)
-

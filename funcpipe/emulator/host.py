@@ -268,8 +268,6 @@ class LocalHost:
             template=self._template,
         )
         self._environments[identity] = one
-        for folder in one.cell.folders if one.cell is not None else ():
-            self._guarded.tell(f"cgroup {folder}")
         threads = str(self._num_threads(memory_mb))
         variables = {**self._environment, **dict.fromkeys(_THREAD_VARIABLES, threads)}
         try:
@@ -293,8 +291,6 @@ class LocalHost:
         """It has ended: tell, and give everything of it back."""
         self._do(self._life.gone(one.id, reason=reason, code=code, now=self._clock.now()))
         one.finish()
-        for folder in one.cell.folders if one.cell is not None else ():
-            self._guarded.tell(f"uncgroup {folder}")
         del self._environments[one.id]
 
     def _num_threads(self, memory_mb: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from funcpipe.emulator.capability import Findings, capabilities, find
+from funcpipe.emulator.capability import Capability, Findings, capabilities, find
 from funcpipe.emulator.cgroups import Cell, Cgroups, open_cgroups
 from funcpipe.emulator.forks import Isolation
 from funcpipe.emulator.guarded import Guarded
@@ -30,11 +30,13 @@ class Limits:
         """
         if not platform.limited:
             return Limits(cgroups=None, isolation=Isolation(), enforced=(), missing=())
-        findings = find()
-        found = capabilities(findings)
-        cgroups = open_cgroups(name)
-        for folder in cgroups.folders:
+
+        def announce(folder: str) -> None:
             guarded.tell(f"cgroup {folder}")
+
+        findings = find(guarded.folder, announce=announce)
+        found = [*capabilities(findings), *_gpu(platform)]
+        cgroups = open_cgroups(name, announce=announce)
         return Limits(
             cgroups=cgroups,
             isolation=isolation_of(findings, platform),
@@ -66,3 +68,13 @@ def isolation_of(findings: Findings, platform: PlatformSpec) -> Isolation:
         read_only=own_mounts and findings.works("read only"),
         shared_memory_mb=platform.tmp.shared_memory_mb if own_shm else None,
     )
+
+
+def _gpu(platform: PlatformSpec) -> list[Capability]:
+    if platform.gpu.kind is None:
+        return []
+    kind = f"{platform.gpu.kind} with {platform.gpu.memory_mb:,} MB"
+    missing = (
+        f"functions compute on this machine's CPUs and not on a {kind}, so their times are not"
+    )
+    return [Capability(feature="GPU", how=None, missing=f"{missing} the platform's")]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from funcpipe.emulator.base_memory import BaseMemory
 from funcpipe.emulator.cgroups import Cell
+from funcpipe.emulator.processes import descendants
 
 __all__ = [
     "MemoryWatch",
@@ -105,21 +106,6 @@ def read_resident(pid: int, *, most_file_bytes: int = 0) -> Resident | None:
         peak_bytes=size("VmHWM"),
         most_file_bytes=max(most_file_bytes, size("RssFile")),
     )
-
-
-def descendants(pid: int) -> list[int]:
-    """Every process below `pid`, as far as the kernel tells."""
-    found: list[int] = []
-    rest = [pid]
-    while rest:
-        tasks = f"/proc/{rest.pop()}/task"
-        with contextlib.suppress(OSError):
-            for task in os.listdir(tasks):
-                children = Path(tasks, task, "children").read_text().split()
-                fresh = [int(child) for child in children if int(child) not in found]
-                found += fresh
-                rest += fresh
-    return found
 
 
 def private_bytes(pid: int) -> int:

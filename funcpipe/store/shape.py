@@ -18,7 +18,7 @@ from typing import Any
 from funcpipe.clock import Clock
 from funcpipe.errors import StoreError
 from funcpipe.store.base import DELETE_BATCH_KEYS, Data, Pace, PacedStore
-from funcpipe.store.buffers import batches, check_key, check_prefix
+from funcpipe.store.buffers import batches, check_key, check_prefix, total_bytes
 from funcpipe.store.wait import wait_for
 
 __all__ = ["Link", "LinkSpec", "Shaped"]
@@ -92,10 +92,23 @@ class Link:
         self._down = _Direction(down_bytes_per_s, burst_bytes, burst_bytes_per_s)
         self._clock = clock
         self._sleep = sleep
+        self._tails = _Tails(latency_s)
+        self._lock = threading.Lock()
+        self.taken_s = self.late_s = 0.0
+        """What requests should have taken so far, and what they took longer than that."""
 
-    def upload(self) -> _Passage:
+    def upload(self, num_bytes: int = 0) -> _Passage:
         """The passage of a request that begins now and sends bytes."""
-        return _Passage(self, self._up)
+        return _Passage(self, self._up, lead_s=self._tails.expected_s(num_bytes))
+
+    def uploaded(self, passage: _Passage, num_bytes: int) -> None:
+        """A put has returned: how long the store took after its last byte."""
+        self._tails.learn(num_bytes, passage.behind_s())
+
+    def done(self, taken_s: float, late_s: float) -> None:
+        with self._lock:
+            self.taken_s += taken_s
+            self.late_s += max(0.0, late_s)
 
     def download(self) -> _Passage:
         """The passage of a request that begins now and receives bytes."""
@@ -152,30 +165,65 @@ class _Direction:
             return max(self._passed_s, self._burst_passed_s)
 
 
+class _Tails:
+    """How long the real store takes to make an object of a put's bytes, by their magnitude.
+
+    The emulated store takes its latency for that, and the real one's time must lie inside it: a
+    put's bytes go ahead by what puts of that size took before, so that its object appears when it
+    should, and not later.
+    """
+
+    def __init__(self, most_s: float) -> None:
+        self._most_s = most_s
+        self._learned: dict[int, float] = {}
+        self._lock = threading.Lock()
+
+    def expected_s(self, num_bytes: int) -> float:
+        with self._lock:
+            return min(self._learned.get(num_bytes.bit_length(), 0.0), self._most_s)
+
+    def learn(self, num_bytes: int, seconds: float) -> None:
+        magnitude = num_bytes.bit_length()
+        with self._lock:
+            known = self._learned.get(magnitude)
+            seconds = max(0.0, seconds)
+            self._learned[magnitude] = seconds if known is None else (known + seconds) / 2
+
+
 class _Passage:
     """The `Pace` of one request.
 
     A chunk is ready when the one before it has passed, not when the real transfer has come to
-    it: that is what keeps real time from adding to emulated time.
+    it: that is what keeps real time from adding to emulated time. All of it goes ahead by `lead_s`
+    (at most the latency), which `settle` makes up for at the end.
     """
 
-    def __init__(self, link: Link, direction: _Direction) -> None:
+    def __init__(self, link: Link, direction: _Direction, *, lead_s: float = 0.0) -> None:
         self._link = link
         self._direction = direction
-        self._first_s = link.now_s() + link.latency_s
+        self._lead_s = lead_s
+        self._began_s = link.now_s()
+        self._first_s = self._began_s + link.latency_s - lead_s
         self._ready_s = self._first_s
         self.chunk_bytes = direction.chunk_bytes
 
     def __call__(self, num_bytes: int) -> None:
         if self._ready_s == self._first_s:
-            self.settle()  # granting bytes ahead of the latency would idle the link for others
+            # Granting bytes ahead of the latency would idle the link for others.
+            self._link.sleep_until(self._first_s)
         passed_s = self._direction.grant(num_bytes, self._ready_s)
         self._link.sleep_until(passed_s)
         self._ready_s = max(passed_s, self._ready_s)
 
+    def behind_s(self) -> float:
+        """How long ago the last byte has passed."""
+        return self._link.now_s() - self._ready_s
+
     def settle(self) -> None:
-        """Return once the request's latency is over: all that one without a body takes."""
-        self._link.sleep_until(self._first_s)
+        """Return once the request is over; one without a body takes the latency."""
+        end_s = self._ready_s + self._lead_s
+        self._link.done(end_s - self._began_s, self._link.now_s() - end_s)
+        self._link.sleep_until(end_s)
 
 
 class _Both:
@@ -206,13 +254,15 @@ class Shaped:
         self, key: str, data: Data, *, if_absent: bool = False, pace: Pace | None = None
     ) -> None:
         check_key(key)
-        passage = self._link.upload()
+        num_bytes = total_bytes(data)
+        passage = self._link.upload(num_bytes)
         both = passage if pace is None else _Both(pace, passage)
         try:
             self._store.put(key, data, if_absent=if_absent, pace=both)
         except StoreError:
             passage.settle()
             raise
+        self._link.uploaded(passage, num_bytes)
         passage.settle()
 
     def get(

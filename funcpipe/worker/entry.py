@@ -25,7 +25,7 @@ from funcpipe.schedule.execute import Start
 from funcpipe.schedule.program import Program
 from funcpipe.store.base import PacedStore
 from funcpipe.store.meter import Metered
-from funcpipe.store.shape import Shaped
+from funcpipe.store.shape import Link, Shaped
 from funcpipe.store.wait import Arrival, wait_for
 from funcpipe.worker.arrivals import Arrivals
 from funcpipe.worker.build import BuiltStage, build_stage, fetch_job
@@ -71,8 +71,10 @@ def main(payload: Mapping[str, Any], context: Context = Context()) -> int:  # no
     with tempfile.TemporaryDirectory(prefix="funcpipe-") as folder, clean_process(Path(folder)):
         if context.threads is not None:
             torch.set_num_threads(context.threads)
-        store = _metered(opened, context)
-        worker = FunctionWorker(invocation, store, Path(folder) / "bundle", context)
+        link = None if context.link is None else context.link.open(context.clock)
+        shaped = opened if link is None else Shaped(opened, link)
+        store = Metered(shaped, context.tally, clock=context.clock)
+        worker = FunctionWorker(invocation, store, Path(folder) / "bundle", context, link)
         end = Runner(worker.machine, worker.do).run()
         if end.error is None:
             store.close()
@@ -82,17 +84,16 @@ def main(payload: Mapping[str, Any], context: Context = Context()) -> int:  # no
         return 0 if end.error is None or isinstance(end.error, Stopped) else 1
 
 
-def _metered(store: PacedStore, context: Context) -> Metered:
-    if context.link is not None:
-        store = Shaped(store, context.link.open(context.clock))
-    return Metered(store, context.tally, clock=context.clock)
-
-
 class FunctionWorker:
     """Carries out the instructions of a worker's state machine with real IO."""
 
     def __init__(
-        self, invocation: Invocation, store: Metered, folder: Path, context: Context
+        self,
+        invocation: Invocation,
+        store: Metered,
+        folder: Path,
+        context: Context,
+        link: Link | None = None,
     ) -> None:
         self.machine = WorkerMachine()
         self._invocation = invocation
@@ -100,6 +101,7 @@ class FunctionWorker:
         self._store = store
         self._folder = folder
         self._context = context
+        self._link = link
         self._clock = clock = context.clock
         self._base_bytes = 0
         self._init_s = age_s() / clock.dilation if context.init_s is None else context.init_s
@@ -241,6 +243,7 @@ class FunctionWorker:
             "compute_s": self._timeline.user_s,
             "transfer_s": self._timeline.transfer_s,
             "waiting_s": self._timeline.wait_s,
+            "link": None if self._link is None else [self._link.taken_s, self._link.late_s],
             "usage": usage.to_dict(),
             "began_at": self._timeline.began_at,
             "timeline": self._timeline.rows(),

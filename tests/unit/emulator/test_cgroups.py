@@ -121,15 +121,15 @@ def test_of_two_mounts_of_one_hierarchy_the_usable_one_counts() -> None:
     ("cpus", "quota_us", "period_us"),
     [
         (1.0, 5_000, 5_000),
-        (0.25, 1_250, 5_000),
-        (0.2, 1_000, 5_000),
-        (0.1, 1_000, 10_000),
-        (0.01, 1_000, 100_000),
+        (0.5, 2_500, 5_000),
+        (0.25, 2_500, 10_000),
+        (0.01, 2_500, 250_000),
+        (0.002, 2_000, 1_000_000),
         (0.0001, 1_000, 1_000_000),
         (64.0, 320_000, 5_000),
     ],
 )
-def test_periods_are_short_but_quotas_are_what_the_kernel_takes(
+def test_periods_are_short_but_quotas_are_worth_being_started_for(
     cpus: float, quota_us: int, period_us: int
 ) -> None:
     assert cfs_quota(cpus) == (quota_us, period_us)

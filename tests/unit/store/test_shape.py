@@ -124,6 +124,46 @@ def test_an_object_appears_when_its_last_byte_has_passed() -> None:
     assert list(inner.list("")) == ["k"]
 
 
+class Finishing(MemoryStore):
+    """A store that works on an object for `tail_s` after its last byte."""
+
+    def __init__(self, clock: FakeClock, tail_s: float) -> None:
+        super().__init__()
+        self.clock = clock
+        self.tail_s = tail_s
+
+    def put(
+        self, key: str, data: object, *, if_absent: bool = False, pace: Pace | None = None
+    ) -> None:
+        assert pace is not None
+        for _ in range(3):
+            pace(16 * KIB)
+        self.clock.advance(self.tail_s)
+
+
+def puts(clock: FakeClock, tail_s: float, *, latency_s: float, count: int) -> list[float]:
+    """What puts of three chunks take, one after another."""
+    store = Shaped(Finishing(clock, tail_s), link_of(clock, latency_s=latency_s))
+    seconds = []
+    for number in range(count):
+        began = clock.now_s
+        store.put(str(number), bytes(48 * KIB))
+        seconds.append(clock.now_s - began)
+    return seconds
+
+
+def test_what_the_store_takes_for_an_object_lies_inside_the_latency_once_it_is_known() -> None:
+    nominal = 0.25 + 3 / 64
+
+    assert puts(FakeClock(), 0.125, latency_s=0.25, count=3) == [nominal + 0.125, nominal, nominal]
+
+
+def test_no_more_than_the_latency_is_made_up_for() -> None:
+    nominal = 0.25 + 3 / 64
+
+    assert puts(FakeClock(), 1.0, latency_s=0.25, count=2) == [nominal + 1.0, nominal + 0.75]
+
+
 def test_a_rest_earns_a_burst_and_no_more() -> None:
     clock = FakeClock()
     store = Shaped(MemoryStore(), link_of(clock, burst_bytes=32 * KIB))
