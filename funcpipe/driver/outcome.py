@@ -48,6 +48,8 @@ class Outcome:
     def emulated(self, host: LocalHost, dilation: Dilation, tell: Tell) -> None:
         """What runs the functions, and what of the platform is not enforced: told and kept."""
         platform = self.prepared.platform
+        if not platform.limited:
+            return
         self.emulation = {
             "platform": platform.name,
             "title": platform.title,

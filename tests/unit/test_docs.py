@@ -161,9 +161,22 @@ def test_a_platform_forbids_what_the_readme_says(tmp_path: Path) -> None:
     assert shape_of_line(block.output) in map(shape_of_line, done.stderr.splitlines())
 
 
+def test_the_doctor_says_what_the_readme_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    # Given
+    (block,) = marked("doctor")
+    (command,) = block.commands
+    # When
+    cli.main(shlex.split(command)[1:])
+    # Then it tells of the same limits, whatever this machine can do about them
+    feature = r"^  (\S(?: ?\S)*) {2,}\S"
+    real = capsys.readouterr().out.partition("Limits of a platform")[2]
+    assert len(re.findall(feature, block.text, re.M)) >= 8
+    assert re.findall(feature, block.text, re.M) == re.findall(feature, real, re.M)
+
+
 def test_the_platforms_that_are_named_exist() -> None:
     text = "\n".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
-    named = set(re.findall(r"(?:--emulate|funcpipe platforms) ([\w./-]+)", text)) - {"./mine.json"}
+    named = set(re.findall(r"(?:--emulate|funcpipe platforms) ([a-z./][\w./-]*)", text)) - {"./mine.json"}
     assert {"none", "aws-lambda", "aws-lambda-arm64"} < named
     for name in named:
         load_platform(str(ROOT / name) if "/" in name else name)
