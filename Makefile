@@ -26,14 +26,15 @@ STAMP := $(VENV)/.installed-for
 IS_WHOLE = test -x $(PY) && test "$$(cat $(STAMP) 2>/dev/null)" = '$(CURDIR)'
 REMAKE := $(shell $(IS_WHOLE) || echo remake)
 
-.PHONY: help install demo test lint style bench bench-step pr clean remake
+.PHONY: help install demo test lint style bench bench-step bench-emulator pr clean remake
 
 help:
 	@echo "install     make $(VENV) with the pinned versions of constraints.txt"
-	@echo "demo        train the digits example: 2 stages x 2 replicas over a local S3 server"
+	@echo "demo        train the digits example on an emulated AWS Lambda: 2 stages x 2 replicas, 2 to 3 minutes"
 	@echo "test        every test; starts and stops the servers that it needs"
 	@echo "lint        ruff and mypy, changing nothing        style   let ruff fix and format"
 	@echo "bench       every benchmark                        bench-step   one training step, taken apart"
+	@echo "bench-emulator   CPU shares, networks and time dilation against their nominal values"
 	@echo "pr          lint, test, demo: all that a change must pass"
 	@echo "clean       remove $(VENV), caches and build results; keeps runs/"
 
@@ -64,10 +65,13 @@ style: $(STAMP)
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-bench: bench-step
+bench: bench-step bench-emulator
 
 bench-step: $(STAMP)
 	$(PY) tests/benchmarks/bench_step.py $(BENCH_ARGS)
+
+bench-emulator: $(STAMP)
+	$(PY) tests/benchmarks/bench_emulator.py $(BENCH_ARGS)
 
 pr: lint test demo
 

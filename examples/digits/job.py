@@ -18,7 +18,7 @@ import funcpipe as fp
 
 NUM_TRAIN = 1437
 BATCH_SIZE = 128
-EPOCHS = 15
+EPOCHS = 8
 STEPS = EPOCHS * math.ceil(NUM_TRAIN / BATCH_SIZE)
 WARM_UP_STEPS = 15
 

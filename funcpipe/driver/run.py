@@ -138,7 +138,8 @@ def _run(outcome: Outcome, folder: Path, clock: RunClock, tell: Tell, signals: S
                 store=place.kind,
                 largest=prepared.largest,
             )
-            host = host_for(options, prepared.platform, dilation, place, folder / "logs")
+            with clock.phase("setup"):
+                host = host_for(options, prepared.platform, dilation, place, folder / "logs")
             stack.callback(host.close)
             outcome.emulated(host, dilation, tell)
             outcome.account = account = Account(

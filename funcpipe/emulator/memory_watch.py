@@ -6,7 +6,6 @@ What decides is pure; `MemoryWatch` looks at the processes and their cells again
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -23,7 +23,6 @@ from funcpipe.sameness import weights_digest
 from funcpipe.schedule.action import Action, Lane
 from funcpipe.schedule.execute import Start
 from funcpipe.schedule.program import Program
-from funcpipe.store.base import PacedStore
 from funcpipe.store.meter import Metered
 from funcpipe.store.shape import Link, Shaped
 from funcpipe.store.wait import Arrival, wait_for

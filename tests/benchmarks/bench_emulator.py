@@ -1,7 +1,7 @@
 """How true the emulator is: CPU shares, networks and time dilation against their nominal values.
 
 cpu_error       a CPU-bound action at 0.25, 0.5 and 1 vCPU against its time without a limit divided
-                by the share; both measured in turns
+                by the share, which the same function measures right before
 net_error       puts and gets of 1 to 64 MB, both ways at once by 4 functions at once, against
                 size / bandwidth + latency
 dilation_error  the step time of a network-bound and of a compute-bound job, in platform seconds,
@@ -90,19 +90,15 @@ def main() -> None:
 
 
 def cpu_cases(folder: Path) -> Iterator[Case]:
-    """One function at a time. Its limit and none take turns, so that both meet the same machine."""
-    free = load_platform("none")
-    task = {"do": "compute", "size": 512, "actions": 5}
-    products = _products_for(folder, free, seconds=0.3)
+    """One function at a time, which takes the time without its limit and then with it."""
+    products = _products_for(folder, seconds=0.3)
+    limited = load_platform("aws-lambda", changes=QUICK_START)
     for memory_mb, share in SHARES.items():
-        limited = load_platform("aws-lambda", changes=QUICK_START)
         ratios, nominal = [], []
-        for _ in range(3):
-            task["products"] = products
-            (base,) = call(folder, free, [task], memory_mb=None)
-            (held,) = call(folder, limited, [task], memory_mb=memory_mb)
-            nominal.append(statistics.median(base) / share)
-            ratios.append(statistics.median(held) / nominal[-1])
+        for _ in range(5):
+            taken = compute(folder, limited, f"{products}x5", memory_mb=memory_mb)
+            nominal.append(statistics.median(taken["free"]) / share)
+            ratios.append(statistics.median(taken["held"]) / nominal[-1])
         expected = statistics.median(nominal)
         yield Case(
             name=f"cpu: {share:g} vCPU",
@@ -111,11 +107,21 @@ def cpu_cases(folder: Path) -> Iterator[Case]:
         )
 
 
-def _products_for(folder: Path, free: PlatformSpec, *, seconds: float) -> int:
+def _products_for(folder: Path, *, seconds: float) -> int:
     """How many products of matrices take so long here."""
-    task = {"do": "compute", "size": 512, "actions": 5, "products": 20}
-    (measured,) = call(folder, free, [task], memory_mb=None)
-    return max(1, round(20 * seconds / statistics.median(measured)))
+    taken = compute(folder, load_platform("none"), "20x5", memory_mb=None)
+    return max(1, round(20 * seconds / statistics.median(taken["free"])))
+
+
+def compute(folder: Path, platform: PlatformSpec, work: str, *, memory_mb: int | None) -> Any:
+    (taken,) = call(
+        folder,
+        platform,
+        [{"do": "compute"}],
+        memory_mb=memory_mb,
+        variables={"BENCH_PRODUCTS": work},
+    )
+    return taken
 
 
 def net_cases(folder: Path, store: str) -> Iterator[Case]:
@@ -167,6 +173,7 @@ def call(
     tasks: list[Mapping[str, Any]],
     *,
     memory_mb: int | None,
+    variables: Mapping[str, str] | None = None,
     **settings: Any,
 ) -> list[Any]:
     """What functions answer that run at the same time, one for each task."""
@@ -174,7 +181,7 @@ def call(
     with LocalHost(
         platform=platform,
         log_folder=out / "logs",
-        environment={"PYTHONPATH": str(HERE)},
+        environment={"PYTHONPATH": str(HERE), **(variables or {})},
         entry="bench_function",
         writable=[out],
         **settings,

@@ -134,7 +134,7 @@ def test_a_folder_that_cannot_be_written_is_the_reason(tmp_path: Path) -> None:
 def test_cgroups_that_processes_cannot_join_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capability, "_JOIN", "raise OSError(13, 'Permission denied')")
 
-    cgroups, why_not = capability._try_cgroups()
+    cgroups, why_not = capability._try_cgroups(lambda _: None)
 
     assert cgroups == {}
     assert "a process could not join a group: " in why_not["cpu"]
