@@ -66,7 +66,7 @@ class Outcome:
         if self.account is None:
             return
         self.bill = self.account.close(tell)
-        if self.account.late_s >= _LATE_S:
+        if self.prepared.platform.limited and self.account.late_s >= _LATE_S:
             self.notes.append(
                 f"this machine took up to {self.account.late_s:.1f} s longer to start a function "
                 "than the platform does; that is in the times, and not in the bill"
