@@ -238,6 +238,6 @@ def functions_of(folder: Path, name: str) -> list[int]:
     return [
         pid
         for pid in processes_of(folder)
-        if "funcpipe.functions.local" in arguments_of(pid)
+        if "funcpipe.emulator.template" in arguments_of(pid)
         and f"/{name}." in os.readlink(f"/proc/{pid}/cwd")
     ]

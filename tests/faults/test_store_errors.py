@@ -136,7 +136,7 @@ def test_a_failed_run_leaves_no_object_and_no_secret(
     assert_nothing_left(tmp_path)
     assert_recorded(tmp_path, "failed")
     told = [path.read_text() for path in (tmp_path / "run").glob("*.json*")]
-    assert len(told) == 3
+    assert len(told) == 4  # events, plan, platform, summary
     assert [text for text in told if secret in text] == []
 
 

@@ -441,7 +441,9 @@ def test_a_job_is_trained_and_reported(place: Path) -> None:
     # Given a plan in a file
     PLAN.save(place / "plan.json")
     # When
-    line = "train job.py --plan plan.json --store store --run-dir out --steps 2 --json"
+    line = (
+        "train job.py --plan plan.json --store store --run-dir out --steps 2 --emulate none --json"
+    )
     done = subprocess.run(command(*line.split()), capture_output=True, text=True, check=False)
     # Then
     assert done.returncode == 0, done.stderr
@@ -456,7 +458,7 @@ def test_ctrl_c_ends_a_run_with_130_and_leaves_nothing(place: Path) -> None:
     # Given a run in the middle of its training, in a process group of its own as in a shell
     temporary = place / "tmp"
     temporary.mkdir()
-    line = "train job.py --replicas 2 --store store --run-dir out"
+    line = "train job.py --replicas 2 --store store --run-dir out --emulate none"
     with subprocess.Popen(
         command(*line.split()),
         stdout=subprocess.PIPE,
