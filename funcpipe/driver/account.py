@@ -42,6 +42,10 @@ class Account:
         self._stored_bytes = 0
         self._stored_byte_s = 0.0
 
+    @property
+    def has_prices(self) -> bool:
+        return self._platform.limited
+
     def bill(self) -> Bill:
         """Up to now."""
         self._look()
@@ -63,9 +67,11 @@ class Account:
             tell("delivery", delivery_event(one))
 
     def close(self, tell: Tell) -> Bill:
-        """The final bill, told with all that it is made of."""
+        """The final bill, told with all that it is made of if there are prices."""
         self.tell_ended(tell)
         final = self.bill()
+        if not self.has_prices:
+            return final
         usage = self._driver()
         tell(
             "bill",

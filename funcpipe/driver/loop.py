@@ -188,7 +188,9 @@ class Loop:
     def _announce(self, name: str, fields: Mapping[str, Any]) -> None:
         if name == "step":
             bill = self._account.bill()
-            fields = {**fields, "dollars": bill.total, "requests": bill.num_requests}
+            fields = {**fields, "requests": bill.num_requests}
+            if self._account.has_prices:
+                fields["dollars"] = bill.total
         self._tell(name, fields)
 
     def _stop(self, reason: str) -> None:

@@ -48,6 +48,8 @@ class Outcome:
     def emulated(self, host: LocalHost, dilation: Dilation, tell: Tell) -> None:
         """What runs the functions, and what of the platform is not enforced: told and kept."""
         platform = self.prepared.platform
+        if not platform.limited:
+            return
         self.emulation = {
             "platform": platform.name,
             "title": platform.title,
@@ -64,7 +66,7 @@ class Outcome:
         if self.account is None:
             return
         self.bill = self.account.close(tell)
-        if self.account.late_s >= _LATE_S:
+        if self.prepared.platform.limited and self.account.late_s >= _LATE_S:
             self.notes.append(
                 f"this machine took up to {self.account.late_s:.1f} s longer to start a function "
                 "than the platform does; that is in the times, and not in the bill"

@@ -117,9 +117,11 @@ def _note_line(event: Event) -> str:
 
 def _emulator_line(event: Event) -> str:
     title, dilation = event.get("title", event.get("platform")), event.get("dilation", 1)
+    why = event.get("why", "")
     if dilation == 1:
-        return f"emulates {title}"
-    return f"emulates {title}, {dilation:g} x slower: {event.get('why', '')}".rstrip(": ")
+        # With a factor of 1 only one that was chosen needs a word: it may be too small.
+        return f"emulates {title}, at real speed: {why}" if "user" in why else f"emulates {title}"
+    return f"emulates {title}, {dilation:g} x slower: {why}".rstrip(": ")
 
 
 def _throttled_line(event: Event) -> str:

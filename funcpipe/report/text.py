@@ -121,10 +121,11 @@ def _fact_rows(summary: Summary) -> Iterator[tuple[str, str]]:
 def _emulation_rows(emulation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if emulation:
         text = f"{emulation.get('title', emulation.get('platform'))}; times are platform seconds"
-        dilation = emulation.get("dilation", 1)
+        dilation, why = emulation.get("dilation", 1), emulation.get("why", "")
         if dilation != 1:
             text += f"; this machine took {dilation:g} x as long"
-            text += f": {emulation['why']}" if emulation.get("why") else ""
+        if why and (dilation != 1 or "user" in why):  # that one may be too small
+            text += f": {why}"
         yield "emulated", text
     for missing in emulation.get("missing", ()):
         yield "note", f"not enforced: {missing}"

@@ -17,6 +17,7 @@ import pytest
 from funcpipe import cli
 from funcpipe.driver.options import RunOptions
 from funcpipe.emulator.server import KINDS, OPEN_DOORS
+from funcpipe.partitioner.platform import load_platform
 from funcpipe.report.summary import read_summary
 from funcpipe.report.text import summary_text
 from funcpipe.schedule.count import requests_per_step
@@ -98,19 +99,37 @@ def test_what_the_readme_shows_works(tmp_path: Path) -> None:
     done = {line: run(line, tmp_path) for line in lines}
     # Then it works
     assert {line: one.stderr for line, one in done.items() if one.returncode != 0} == {}
-    train, report, compare = done.values()
+    train, report, compare, emulated = done.values()
     assert report.stdout == train.stdout
     ours, plain = re.findall(r"[\d.]+", compare.stdout)
     assert float(ours) == pytest.approx(float(plain), abs=2e-6)
     # And the folder and the summary hold what the README says
     (folder,) = re.findall(r"--run-dir (\S+)", lines[0])
-    files = re.findall(r"^\| `([\w./]+)` \| ", README.partition("run's folder")[2], re.M)[:6]
+    files = re.findall(r"^\| `([\w./]+)` \| ", README.partition("run's folder")[2], re.M)[:7]
     assert {path.name for path in (tmp_path / folder).iterdir()} == {f.strip("/") for f in files}
     ((shown,),) = [marked("summary")]
-    labels = [re.split(r" {2,}", line)[0] for line in shown.text.splitlines()[2:]]
     real = summary_text(read_summary(tmp_path / folder / "summary.json"))
-    assert len(labels) >= 10
-    assert [name for name in labels if not re.search(rf"^{name} +", real, re.M)] == []
+    assert_rows_of(real, shown.text.partition("\n\n")[2], at_least=9)
+    # And so does what it shows of an emulated platform
+    shown_too = "\n".join(block.text for block in marked("emulated"))
+    assert_rows_of(emulated.stdout, shown_too, at_least=15)
+    (progress,) = marked("progress")
+    told = set(map(shape_of_line, emulated.stderr.splitlines()))
+    lines = [shape_of_line(line) for line in progress.text.splitlines()]
+    assert {line for line in lines if line.startswith("N s ")} <= told
+
+
+def assert_rows_of(real: str, shown: str, *, at_least: int) -> None:
+    """Every row that is shown has its name in a row of the real text."""
+    names = [re.split(r" {2,}", line)[0] for line in re.findall(r"^\S.*$", shown, re.M)]
+    assert len(names) >= at_least
+    assert [name for name in names if not re.search(rf"^{re.escape(name)} +", real, re.M)] == []
+
+
+def shape_of_line(line: str) -> str:
+    """With all numbers alike, and without the reason for a dilation, which the machine decides."""
+    line = re.sub(r"(?<![A-Za-z])\d[\d.,]*", "N", " ".join(line.split()))
+    return line.partition(", N x slower")[0]
 
 
 def test_the_error_of_the_readme_is_the_one_that_comes(tmp_path: Path) -> None:
@@ -129,6 +148,39 @@ def test_the_error_of_the_readme_is_the_one_that_comes(tmp_path: Path) -> None:
     expected = re.sub(r"step \d+", "step N", block.output).strip()
     shown = re.sub(r"step \d+", "step N", done.stderr)
     assert [line for line in expected.splitlines() if line not in shown.splitlines()] == []
+
+
+def test_a_platform_forbids_what_the_readme_says(tmp_path: Path) -> None:
+    # Given the README's job
+    write_files(tmp_path)
+    (block,) = marked("forbidden")
+    # When
+    done = run(block.commands[0], tmp_path)
+    # Then: which stage is first is chance
+    assert done.returncode == 1
+    assert shape_of_line(block.output) in map(shape_of_line, done.stderr.splitlines())
+
+
+def test_the_doctor_says_what_the_readme_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    # Given
+    (block,) = marked("doctor")
+    (command,) = block.commands
+    # When
+    cli.main(shlex.split(command)[1:])
+    # Then it tells of the same limits, whatever this machine can do about them
+    feature = r"^  (\S(?: ?\S)*) {2,}\S"
+    real = capsys.readouterr().out.partition("Limits of a platform")[2]
+    assert len(re.findall(feature, block.text, re.M)) >= 8
+    assert re.findall(feature, block.text, re.M) == re.findall(feature, real, re.M)
+
+
+def test_the_platforms_that_are_named_exist() -> None:
+    text = "\n".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
+    named = set(re.findall(r"(?:--emulate|funcpipe platforms) ([a-z./][\w./-]*)", text))
+    named.remove("./mine.json")
+    assert {"none", "aws-lambda", "aws-lambda-arm64"} < named
+    for name in named:
+        load_platform(str(ROOT / name) if "/" in name else name)
 
 
 def command_lines(text: str) -> list[str]:
@@ -159,7 +211,8 @@ def test_the_options_in_the_text_exist() -> None:
     )
     known = {"--" + name.replace("_", "-") for name in cli.OPTIONS} | {"--help"}
     known |= set(re.findall(r'"(--[a-z-]+)"', parsed))
-    used = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README))
+    ours = re.sub(r"systemd-run .*?\bfuncpipe", "", README, flags=re.S)
+    used = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", ours))
     assert len(used) > 10
     assert used <= known
 

@@ -1,8 +1,9 @@
-"""The example jobs, without training them: shapes, data, and that they can be cut."""
+"""The examples: jobs and platform files, and that they can be used as their documents say."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 import funcpipe as fp
+from funcpipe import cli
+from funcpipe.partitioner.platform import load_platform
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NAMES = ("digits", "charlm")
@@ -157,3 +160,40 @@ def test_two_steps_on_functions_equal_plain_pytorch(
     model.load_state_dict(trained)
     for key, tensor in plain.state_dict.items():
         torch.testing.assert_close(trained[key], tensor, rtol=1e-3, atol=1e-5)
+
+
+PLATFORMS = sorted(path.name for path in EXAMPLES.glob("platform/*.json"))
+
+
+def test_there_is_a_platform_and_it_is_told_of() -> None:
+    assert PLATFORMS
+    text = (EXAMPLES / "platform" / "README.md").read_text(encoding="utf-8")
+    assert [name for name in PLATFORMS if f"examples/platform/{name}" not in text] == []
+
+
+@pytest.mark.parametrize("name", PLATFORMS)
+def test_a_platform_of_ones_own_is_taken(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    # Given
+    path = EXAMPLES / "platform" / name
+    # When
+    platform = load_platform(str(path))
+    shown = cli.main(["platforms", str(path), "--json"])
+    # Then it is what the file says, and says of each figure where it is from
+    assert shown == 0
+    assert json.loads(capsys.readouterr().out) == platform.to_dict()
+    assert platform.name == path.stem
+    assert all(figure.unverified or figure.source for figure in platform.figures)
+    assert not any(figure.unverified and figure.source for figure in platform.figures)
+    # And every size that it proposes is one that functions can have
+    for size in platform.memory.tiers_mb:
+        platform.check_memory(size, name)
+        assert platform.threads(size) >= 1
+
+
+def test_what_the_document_says_of_the_platform_is_so() -> None:
+    ours = load_platform(str(EXAMPLES / "platform" / "own-servers.json"))
+    amazon = load_platform("aws-lambda")
+    assert (ours.network.latency_s, amazon.network.latency_s) == (0.003, 0.03)
+    assert (ours.time.limit_s, ours.invocation.concurrency) == (None, 24)
+    assert {ours.cores(3584), ours.cores(4096)} == {1, 2}
+    assert (ours.price.put, ours.price.granularity_ms, ours.price.currency) == (0, 1000, "EUR")

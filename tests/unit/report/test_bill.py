@@ -126,6 +126,12 @@ def test_a_platform_in_real_time_says_nothing_of_slowness() -> None:
     assert "not enforced" not in text
 
 
+def test_a_factor_of_one_that_is_too_small_is_told() -> None:
+    why = "fixed by the user, though this machine needs 2"
+    run = dataclasses.replace(RUN, emulation={**EMULATION, "dilation": 1.0, "why": why})
+    assert f"times are platform seconds: {why}" in " ".join(summary_text(run).split())
+
+
 def test_a_run_of_no_steps_has_a_cost_all_the_same() -> None:
     assert "cost      $0.0582\n" in summary_text(dataclasses.replace(RUN, steps=0))
 

@@ -165,6 +165,13 @@ def test_a_platform_and_its_throttling_are_told() -> None:
     events: list[dict[str, Any]] = [
         {"kind": "emulator", "t": 0.5, "platform": "aws-lambda", "title": "Lambda", "dilation": 1},
         {"kind": "emulator", "t": 0.5, "title": "Lambda", "dilation": 4.5, "why": "few cores"},
+        {
+            "kind": "emulator",
+            "t": 0.5,
+            "title": "Lambda",
+            "dilation": 1,
+            "why": "fixed by the user",
+        },
         {"kind": "throttled", "t": 1.0, "name": "stage0-replica1", "waited_s": 2.0},
         {"kind": "delivery", "t": 2.0, "name": "stage0-replica1", "run_ms": 5},
     ]
@@ -175,10 +182,11 @@ def test_a_platform_and_its_throttling_are_told() -> None:
     told = [
         "emulates Lambda",
         "emulates Lambda, 4.5 x slower: few cores",
+        "emulates Lambda, at real speed: fixed by the user",
         "throttled: stage0-replica1 waited 2.0 s for room on the platform",
     ]
-    assert [line.partition(" s  ")[2] for line in lines] == [*told[:2], f"warning: {told[2]}"]
-    assert progress.state.notes == (("info", told[0]), ("info", told[1]), ("warning", told[2]))
+    assert [line.partition(" s  ")[2] for line in lines] == [*told[:3], f"warning: {told[3]}"]
+    assert progress.state.notes == (*(("info", text) for text in told[:3]), ("warning", told[3]))
 
 
 def test_an_error_inside_leaves_the_terminal_usable() -> None:
