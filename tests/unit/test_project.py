@@ -112,7 +112,19 @@ def test_ci_runs_the_test_command() -> None:
 
 
 @pytest.mark.parametrize(
-    "target", ["install", "demo", "test", "lint", "style", "bench", "bench-step", "pr", "clean"]
+    "target",
+    [
+        "install",
+        "demo",
+        "test",
+        "lint",
+        "style",
+        "bench",
+        "bench-step",
+        "bench-emulator",
+        "pr",
+        "clean",
+    ],
 )
 def test_make_knows_its_targets(tmp_path: Path, target: str) -> None:
     if shutil.which("make") is None:
