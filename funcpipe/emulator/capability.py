@@ -165,9 +165,9 @@ def _image(path: Path) -> tuple[str | None, str | None]:
 def _run_probe(spec: Mapping[str, object]) -> dict[str, str | None]:
     try:
         done = subprocess.run(
-            [sys.executable, "-I", "-S", isolation_probe.__file__],
+            [sys.executable, "-P", "-m", isolation_probe.__name__],
             input=json.dumps(spec) + "\n",
-            env={**base_environment(), "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"},
+            env={**base_environment(), "PYTHONPATH": str(Path(__file__).parents[2])},
             capture_output=True,
             text=True,
             timeout=_PROBE_S,

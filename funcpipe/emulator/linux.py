@@ -23,11 +23,13 @@ __all__ = [
     "NEW_MOUNTS",
     "NEW_USER",
     "die_with_parent",
+    "enter_user_namespace",
     "fork_first_of_namespace",
     "mount",
     "mount_device",
     "open_loop_device",
     "set_read_only",
+    "unmount",
     "unshare",
 ]
 
@@ -80,6 +82,22 @@ def unshare(namespaces: int) -> None:
     _check(_libc.unshare(namespaces), "unshare")
 
 
+def enter_user_namespace() -> None:
+    """Go on with all rights in a user namespace in which only this user and group exist.
+
+    This process must be one thread.
+    """
+    user, group = os.geteuid(), os.getegid()
+    unshare(NEW_USER)
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{user} {user} 1"),
+        ("gid_map", f"{group} {group} 1"),
+    ):
+        with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+            file.write(text)
+
+
 def fork_first_of_namespace() -> int:
     """Fork a child that is process 1 of a new process namespace; this process must be one thread.
 
@@ -108,6 +126,10 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = 
     names = [os.fsencode(text) or None for text in (source, target, kind)]
     result = _libc.mount(*names, ctypes.c_ulong(flags), os.fsencode(data) or None)
     _check(result, f"mount {source} on {target}")
+
+
+def unmount(target: str) -> None:
+    _check(_libc.umount2(os.fsencode(target), 0), f"unmount {target}")
 
 
 def set_read_only(path: str, *, read_only: bool, below: bool = False) -> None:

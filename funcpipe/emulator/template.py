@@ -268,19 +268,6 @@ def _send(target: socket.socket, message: dict[str, Any]) -> None:
         target.send(json.dumps(message).encode())
 
 
-def _enter_user_namespace() -> None:
-    """Only this process's own user and group exist in it."""
-    user, group = os.geteuid(), os.getegid()
-    linux.unshare(linux.NEW_USER)
-    for name, text in (
-        ("setgroups", "deny"),
-        ("uid_map", f"{user} {user} 1"),
-        ("gid_map", f"{group} {group} 1"),
-    ):
-        with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
-            file.write(text)
-
-
 def _resident_bytes() -> dict[str, int]:
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
         lines = dict(line.split(":", 1) for line in file if ":" in line)
@@ -299,7 +286,7 @@ def main(control_number: int, events_number: int) -> int:
         return 1
     try:
         if spec["isolation"]["user_ns"]:
-            _enter_user_namespace()
+            linux.enter_user_namespace()
             linux.die_with_parent()
     except OSError as error:
         _send(control, {"refused": f"no user namespace: {error}"})

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from funcpipe.emulator.cgroups import open_cgroups
 from .helpers import eventually, processes_with
 
 NOBODY = 65534
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def groups_of_probes() -> list[str]:
@@ -56,23 +58,20 @@ def test_what_was_found_agrees_with_what_is_used(tmp_path: Path) -> None:
 
 
 def probe_as_user(tmp_path: Path, *, user_namespace: bool) -> dict[str, str | None]:
-    """The probe, run by a user with no rights, with a Python that he may run."""
-    setpriv, python = shutil.which("setpriv"), shutil.which("python3", path="/usr/bin:/bin")
-    if os.geteuid() != 0 or setpriv is None or python is None:
-        pytest.skip("needs root, setpriv and the system's python3 to become another user")
+    """The probe, run by a user with no rights."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to become another user")
     place = Path(subprocess.check_output(["mktemp", "-d"], text=True).strip())
     try:
         folder = place / "mount"
         folder.mkdir()
-        script = shutil.copy(isolation_probe.__file__, place / "probe.py")
-        for path in (place, folder, script):
+        for path in (place, folder):
             os.chown(path, NOBODY, NOBODY)
         spec = {"folder": str(folder), "image": None, "user_namespace": user_namespace}
+        become = [sys.executable, str(Path(__file__).with_name("as_user.py")), str(NOBODY)]
         done = subprocess.run(
-            [
-                *(setpriv, "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups"),
-                *(python, "-I", "-S", script),
-            ],
+            [*become, sys.executable, "-P", "-m", isolation_probe.__name__],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
             input=json.dumps(spec) + "\n",
             capture_output=True,
             text=True,
