@@ -147,7 +147,8 @@ def test_the_error_of_the_readme_is_the_one_that_comes(tmp_path: Path) -> None:
     assert done.returncode == 1
     expected = re.sub(r"step \d+", "step N", block.output).strip()
     shown = re.sub(r"step \d+", "step N", done.stderr)
-    assert [line for line in expected.splitlines() if line not in shown.splitlines()] == []
+    missing = [line for line in expected.splitlines() if line not in shown.splitlines()]
+    assert missing == [], done.stderr
 
 
 def test_a_platform_forbids_what_the_readme_says(tmp_path: Path) -> None:
