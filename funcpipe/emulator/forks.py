@@ -52,7 +52,7 @@ class Template:
         kind = socket.SOCK_SEQPACKET
         self._control, control = socket.socketpair(socket.AF_UNIX, kind)
         self._events, events = socket.socketpair(socket.AF_UNIX, kind)
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the template  # noqa: SIM115 - closed by `close`
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         numbers = (control.fileno(), events.fileno())
         with control, events:
             self._process = subprocess.Popen(

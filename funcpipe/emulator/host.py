@@ -350,7 +350,7 @@ class LocalHost:
         if reason == "out-of-memory":
             limit_mb = (one.sizes.memory_bytes or 0) >> 20
             held = one.excess or f"needed more than its {limit_mb:,} MB"
-            return f"it {held} of {self._platform.title}"
+            return f"it {held} (a tier of {self._platform.name})"
         if reason == "time-limit":
             return f"{self._platform.title} ends a function after {self._life.limit_s:g} s"
         return ""
