@@ -190,7 +190,8 @@ class Loop:
             bill = self._account.bill()
             fields = {**fields, "requests": bill.num_requests}
             if self._account.has_prices:
-                fields["dollars"] = bill.total
+                parts = {"by_cause": bill.by_cause(), "by_name": bill.by_name()}
+                fields |= {"dollars": bill.total, **parts}
         self._tell(name, fields)
 
     def _stop(self, reason: str) -> None:

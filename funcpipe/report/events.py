@@ -7,7 +7,9 @@ Every event has ``kind`` and ``t`` (seconds since the run started). What else it
     store_ready      store, if_absent
     function_started stage, replica
     step             step (steps done, from 1), total, loss, seconds, alive,
-                     requests (so far, if known), dollars (so far, if the platform has prices)
+                     requests (so far, if known); and if the platform has prices, dollars so far,
+                     and these by_cause and by_name (function, driver or store): what a step cost is
+                     the difference to the event before it
     evaluation       step, metrics
     function_ended   stage, replica, code
     note             text, level ("info" or "warning")

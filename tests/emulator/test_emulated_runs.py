@@ -234,6 +234,10 @@ def test_events_tell_of_the_platform_and_of_what_was_spent(runs: Runs) -> None:
     assert emulator["missing"]  # no machine enforces everything
     # what was spent grows with every step, up to the bill
     spent = [one["dollars"] for one in ran.of("step")]
+    for one in ran.of("step"):
+        assert sum(one["by_cause"].values()) == pytest.approx(one["dollars"], rel=1e-12)
+        assert sum(one["by_name"].values()) == pytest.approx(one["dollars"], rel=1e-12)
+        assert {"compute", "initialisation", "PUT"} <= set(one["by_cause"])
     (bill,) = ran.of("bill")
     assert len(spent) == 4
     assert spent[0] > 0
