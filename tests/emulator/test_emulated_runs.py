@@ -123,7 +123,7 @@ def test_out_of_memory_is_told_as_that_and_nothing_else(runs: Runs) -> None:
     assert (ran.error.stage, ran.error.replica) in [(1, 0), (1, 1)]
     text = str(ran.error)
     assert "ran out of memory, after 1 of 4 steps" in text
-    assert "512 MB of AWS Lambda" in text
+    assert "512 MB (a tier of aws-lambda)" in text
     assert "--memory-mb" in text
     # in the events too, and the others were only stopped for it
     reasons = {one["name"]: one["reason"] for one in ran.of("delivery")}

@@ -111,7 +111,7 @@ def test_memory_over_the_tier_is_out_of_memory_and_under_it_is_not(
     }, {name: (one.detail, one.log_tail) for name, one in ended.items()}
     for name in ("over", "child over"):
         assert re.match(r"it (held 5\d\d MB of|needed more than its) 512 MB", ended[name].detail)
-        assert "AWS Lambda" in ended[name].detail
+        assert "aws-lambda" in ended[name].detail
     assert ended["under"].detail == ""
 
 

@@ -93,7 +93,7 @@ def test_without_a_server_there_is_still_the_directory_store() -> None:
 def test_it_examines_this_machine_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(capability, "_try_cgroups", lambda: ({}, {}))
+    monkeypatch.setattr(capability, "_try_cgroups", lambda _: ({}, {}))
     diagnosis = doctor.examine(folder=tmp_path)
 
     assert diagnosis.possible

@@ -17,7 +17,14 @@ from funcpipe.partitioner.figures import BY_THE_USER, KINDS
 from funcpipe.partitioner.platform import PlatformSpec, known_platforms, load_platform
 
 FOLDER = Path(__file__).resolve().parents[3] / "partitioner" / "platforms"
-NAMES = ("aliyun-fc", "aliyun-fc-gpu", "aws-lambda", "aws-lambda-arm64", "aws-lambda-s3express")
+NAMES = (
+    "aliyun-fc",
+    "aliyun-fc-gpu",
+    "aws-lambda",
+    "aws-lambda-arm64",
+    "aws-lambda-s3express",
+    "none",
+)
 
 
 def raw(name: str = "aws-lambda") -> dict[str, Any]:
