@@ -131,7 +131,11 @@ class LocalHost:
             path for path in paths if os.path.isabs(path) and os.path.exists(path)
         )
         return Template(
-            environment={**self._environment, **dict.fromkeys(_THREAD_VARIABLES, "1")},
+            environment={
+                **self._environment,
+                **dict.fromkeys(_THREAD_VARIABLES, "1"),
+                "TMPDIR": str(self.folder),  # torch makes a folder there
+            },
             isolation=self.limits.isolation,
             entry=entry,
         )

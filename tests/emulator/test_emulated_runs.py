@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -28,10 +30,12 @@ from funcpipe.report.summary import Summary, read_summary
 from tests.transparency.compare import EXACT, assert_equal_tensors
 
 from .bill_from_events import bill_from_files
+from .helpers import left_of
 
 pytestmark = pytest.mark.timeout(180)
 
 JOBS = Path(__file__).with_name("limit_jobs.py")
+ROOT = Path(__file__).resolve().parents[2]
 QUICK = {"time.cold_start_s": "0.1", "network.latency_s": "0.001", "cpu.vcpu": "0.9"}
 NAMES = ("stage0-replica0", "stage1-replica0", "stage1-replica1")
 
@@ -278,3 +282,40 @@ def test_a_run_without_a_platform_has_no_bill(tmp_path: Path) -> None:
     ran = train(tmp_path, emulate="none", memory_mb=None, stages=1, replicas=1, steps=1)
     assert ran.error is None
     assert ran.summary.bill is None
+
+
+# -- side by side ----------------------------------------------------------------------------
+
+
+@pytest.mark.server
+def test_two_runs_at_once_from_one_folder_do_not_disturb_each_other(tmp_path: Path) -> None:
+    # Given: two drivers, each with a store server, in one working folder and one temporary folder.
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    figures = [f"--set={path}={value}" for path, value in QUICK.items()]
+    options = ["--stages", "2", "--memory-mb", "512", "--dilation", "1", "--store", "seaweedfs"]
+    command = [sys.executable, "-m", "funcpipe", "train", f"{JOBS}:good", *options, *figures]
+    both = [
+        subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+
+    # When
+    printed = [one.communicate(timeout=150)[0] for one in both]
+
+    # Then: each has its own run with the same model, and nothing is left of either.
+    assert [one.returncode for one in both] == [0, 0], printed
+    models = [path.read_bytes() for path in (tmp_path / "runs").glob("*/model.safetensors")]
+    assert len(models) == 2
+    assert models[0] == models[1]
+    # torch makes an empty folder of its own wherever its optimisers are used.
+    left = {path.name for path in temporary.iterdir()}
+    assert {name for name in left if not name.startswith("torchinductor_")} == set()
+    assert left_of(str(tmp_path)) == {}
