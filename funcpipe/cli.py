@@ -32,6 +32,7 @@ FAILED, USAGE = 1, 2
 STOPPED = 128 + signal.SIGINT
 PIPE_BROKEN = 128 + signal.SIGPIPE
 RUNS = Path("runs")
+MOST_LETTERS = 20_000  # of an error that is printed; the summary has all of it
 
 _TRAIN = """\
 Cut the job's model into stages, run each as functions that talk only through an object
@@ -197,9 +198,12 @@ def _print(text: str) -> None:
 
 
 def _say(text: str) -> None:
-    """To stderr, which may be gone."""
+    """To stderr, which may be gone. Letters that would steer a terminal are shown and not sent."""
+    if len(text) > MOST_LETTERS:
+        text = f"{text[:MOST_LETTERS]} ... ({len(text):,} letters)"
+    safe = "".join(one if one.isprintable() or one in "\n\t" else ascii(one)[1:-1] for one in text)
     with contextlib.suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+        print(safe, file=sys.stderr, flush=True)
 
 
 def _explain(error: BaseException, run: _Run, *, trace: bool) -> int:

@@ -6,7 +6,6 @@ The files lie in ``platforms/`` beside this module; a user's own file has the sa
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from typing import Any, TypeVar
 from funcpipe.errors import PlanError, PlatformError
 from funcpipe.partitioner.curve import Curve
 from funcpipe.partitioner.figures import BY_THE_USER, KINDS, Figure, near, read_figure
+from funcpipe.partitioner.jsonfile import read_json
 
 __all__ = [
     "BYTES_PER_STORE_GB",
@@ -225,8 +225,10 @@ class PlatformSpec:
             raise PlatformError(
                 f"the name is {self.name!r}; expected small letters, digits, dots and dashes"
             )
-        if not isinstance(self.title, str) or not self.title.strip():
-            raise PlatformError(f"the title is {self.title!r}; expected a text")
+        if not isinstance(self.title, str) or not 0 < len(self.title.strip()) <= 200:
+            raise PlatformError(f"the title is {self.title!r:.80}; expected a text, not too long")
+        if not self.title.isprintable():
+            raise PlatformError(f"the title is {self.title!r}; expected printable letters")
         given = [figure.path for figure in self.figures]
         missing = [path for path in KINDS if path not in given]
         if missing or len(given) != len(KINDS):
@@ -296,7 +298,7 @@ class PlatformSpec:
         """The inverse of `to_dict`; `PlatformError` that names what is wrong."""
         if not isinstance(data, Mapping):
             raise PlatformError(f"a platform is a JSON object; found {type(data).__name__}")
-        if data.get("format") != FORMAT:
+        if data.get("format") != FORMAT or isinstance(data["format"], bool):
             raise PlatformError(f"`format` is {data.get('format')!r}; expected {FORMAT}")
         fields = ("format", "name", "title", "figures")
         for name in data:
@@ -340,8 +342,9 @@ def _with_changes(spec: PlatformSpec, changes: Mapping[str, str]) -> PlatformSpe
         old, kind = figures[path], KINDS[path]
         try:
             value = kind.parse(text, old.value)
-        except ValueError:
-            raise PlatformError(f"{path} was set to {text!r}; expected {kind.expected}") from None
+        except (ValueError, RecursionError):
+            shown = f"{text!r:.80}"
+            raise PlatformError(f"{path} was set to {shown}; expected {kind.expected}") from None
         except PlatformError as error:
             raise PlatformError(f"{path} was set to {text!r}: {error.message}") from None
         figures[path] = Figure(path=path, value=value, unit=old.unit, source=BY_THE_USER)
@@ -355,13 +358,16 @@ def known_platforms() -> list[str]:
     return sorted(path.stem for path in _FOLDER.glob("*.json"))
 
 
-def load_platform(name_or_path: str, *, changes: Mapping[str, str] | None = None) -> PlatformSpec:
+def load_platform(
+    name_or_path: str | Path, *, changes: Mapping[str, str] | None = None
+) -> PlatformSpec:
     """A platform by its name, or from a user's own file.
 
     changes: figures to set instead of the file's, each as a text. `PlatformError` for an unknown
     name, with what it may have been meant for, and for a file or figure that is not right.
     """
-    own = name_or_path.endswith(".json") or "/" in name_or_path
+    own = isinstance(name_or_path, Path) or name_or_path.endswith(".json") or "/" in name_or_path
+    name_or_path = str(name_or_path)
     if not own and name_or_path not in known_platforms():
         raise PlatformError(
             f"there is no platform {name_or_path!r}{near(name_or_path, known_platforms())} "
@@ -369,16 +375,10 @@ def load_platform(name_or_path: str, *, changes: Mapping[str, str] | None = None
         )
     path = Path(name_or_path) if own else _FOLDER / f"{name_or_path}.json"
     try:
-        return PlatformSpec.from_dict(_read_json(path)).changed(changes or {})
+        spec = PlatformSpec.from_dict(read_json(path)).changed(changes or {})
+        if own and not spec.limited:
+            raise PlatformError("the name `none` stands for no platform at all; choose another")
+        return spec
     except PlatformError as error:
         place = str(path) if own else name_or_path
         raise PlatformError(f"platform {place}: {error.message}") from error
-
-
-def _read_json(path: Path) -> object:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise PlatformError(f"cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise PlatformError(f"it is not JSON: {error}") from error

@@ -7,7 +7,8 @@ A bill is made of charges, each with one of the `CAUSES` and a name (a function 
     invocations               one for every delivery of an invocation
     PUT ... DELETE            requests to the store, by kind; a missed GET found no object
     storage                   bytes that lie in the store, by the time that they lie there
-    transfer                  the store's own fee for bytes, and what leaves for the internet
+    transfer                  the store's own fee for bytes, by those that were moved
+    internet                  bytes that leave the cloud: what the driver downloads
 
 A charge of no dollars is listed all the same: what is free is seen to have been counted.
 GB of memory, disk and GPU are 1024 MB, GB of storage and transfer 10^9 bytes, as in platform
@@ -42,7 +43,7 @@ __all__ = [
 ]
 
 COMPUTE, INITIALISATION, INVOCATIONS = "compute", "initialisation", "invocations"
-STORAGE, TRANSFER = "storage", "transfer"
+STORAGE, TRANSFER, INTERNET = "storage", "transfer", "internet"
 # By the operations that a metered store counts.
 REQUESTS = {
     "PUT": "PUT",
@@ -52,7 +53,7 @@ REQUESTS = {
     "DELETE": "DELETE",
 }
 _TO_THE_STORE = frozenset(REQUESTS.values())
-CAUSES = (COMPUTE, INITIALISATION, INVOCATIONS, *REQUESTS.values(), STORAGE, TRANSFER)
+CAUSES = (COMPUTE, INITIALISATION, INVOCATIONS, *REQUESTS.values(), STORAGE, TRANSFER, INTERNET)
 DRIVER, STORE = "driver", "store"
 
 
@@ -158,8 +159,10 @@ def bill(
         platform,
         DRIVER,
         (driver_bytes_up, price.put_gb),
-        (driver_bytes_down, price.get_gb + price.internet_out_gb),
+        (driver_bytes_down, price.get_gb),
     )
+    leaving = driver_bytes_down / BYTES_PER_STORE_GB * price.internet_out_gb
+    entries.append(_charge(platform, INTERNET, DRIVER, (driver_bytes_down, "bytes"), leaving))
     entries.append(
         _charge(
             platform,

@@ -11,6 +11,7 @@ from funcpipe.clock import Clock
 from funcpipe.control import publish
 from funcpipe.driver.account import Account
 from funcpipe.driver.host import Exit, FunctionHost
+from funcpipe.driver.load import Load
 from funcpipe.driver.lost import Exited, Place
 from funcpipe.driver.machine import (
     Announce,
@@ -67,6 +68,7 @@ class Loop:
         self._tell = tell
         self._account = account
         self._clock = Clock(dilation)
+        self.load = Load()
         self._interrupted = interrupted
         self._places: dict[str, Place] = {}
         self._next_report = dict.fromkeys(machine.reporters, 0)
@@ -111,6 +113,7 @@ class Loop:
 
     def _step(self, poll_s: float) -> None:
         """Look around; if nothing has happened, wait a little, but not long for the host."""
+        self.load.look()
         if not self._look() and not self._machine.finished:
             self._interrupted.wait(min(poll_s * self._clock.dilation, HOST_POLL_S))
 
@@ -166,6 +169,9 @@ class Loop:
         try:
             return json.loads(bytes(self._store.get(key)))
         except ObjectMissing:
+            return None
+        except ValueError:
+            # Its writer was killed in the middle; some stores keep what had come by then.
             return None
 
     def _handle(self, event: Event) -> None:

@@ -64,8 +64,9 @@ def lost(exited: Exited, *, progress: str) -> FuncpipeError:
     printed, where = _split_crash(exited.log_tail)
     words = "\n".join(printed.strip().splitlines()[-_LAST_LINES:])
     tail = f"; its last words:\n{words}" if words else ""
+    why = f": {exited.detail}" if exited.detail else ""
     return FunctionLost(
-        f"the function {_ending(exited)} without saying why, after {progress}{tail}",
+        f"the function {_ending(exited)} without saying why, after {progress}{why}{tail}",
         stage=stage,
         replica=replica,
         where=where,
@@ -81,8 +82,9 @@ def _ending(exited: Exited) -> str:
         name = signal.Signals(-exited.code).name
     except ValueError:
         name = f"signal {-exited.code}"
-    hint = ", perhaps because the machine ran out of memory," if name == "SIGKILL" else ""
-    return f"was killed by {name}{hint}" if hint else f"crashed by {name}"
+    unexplained = name == "SIGKILL" and not exited.detail
+    hint = ", perhaps because the machine ran out of memory," if unexplained else ""
+    return f"was killed by {name}{hint}" if name == "SIGKILL" else f"crashed by {name}"
 
 
 def _split_crash(log: str) -> tuple[str, str | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -69,10 +70,14 @@ class RunOptions:
             value = chosen.get(name)
             if isinstance(value, int):
                 chosen[name] = (value,)
-            elif isinstance(value, str):
+            elif value is not None and not (isinstance(value, list | tuple) and value):
                 raise PlanError(f"{name} is {value!r}; give one number, or one per stage: (2, 1)")
             elif value is not None:
                 chosen[name] = tuple(value)
+        if isinstance(chosen.get("emulate"), Path):
+            chosen["emulate"] = str(chosen["emulate"])
+        if isinstance(chosen.get("set"), Mapping):
+            chosen["set"] = {path: _as_text(value) for path, value in chosen["set"].items()}
         if chosen.get("run_dir") is not None:
             chosen["run_dir"] = Path(chosen["run_dir"])
         return RunOptions(**chosen)
@@ -110,7 +115,9 @@ class RunOptions:
 
     def _check_emulation(self) -> None:
         if self.dilation is not None and not (
-            isinstance(self.dilation, int | float) and 1 <= self.dilation <= 1000
+            isinstance(self.dilation, int | float)
+            and not isinstance(self.dilation, bool)
+            and 1 <= self.dilation <= 1000
         ):
             raise PlatformError(
                 f"dilation is {self.dilation!r}; a number from 1 to 1000 is needed (2: emulated "
@@ -118,11 +125,30 @@ class RunOptions:
             )
         if isinstance(self.emulate_seed, bool) or not isinstance(self.emulate_seed, int):
             raise PlatformError(f"emulate_seed is {self.emulate_seed!r}; a whole number is needed")
-        if not isinstance(self.set, Mapping):
+        if not isinstance(self.set, Mapping) or not all(
+            isinstance(text, str) for pair in self.set.items() for text in pair
+        ):
             raise PlatformError(
                 f"set is {self.set!r}; figures to change are given as a mapping, such as "
-                '{"network.latency_s": "0.05"}'
+                '{"network.latency_s": 0.05}'
             )
+        if not isinstance(self.emulate, str):
+            raise PlatformError(
+                f"emulate is {self.emulate!r}; the name or the file of a platform is needed"
+            )
+        limits = {"set": self.set, "memory_mb": self.memory_mb, "dilation": self.dilation}
+        if self.emulate == "none" and (given := [name for name, value in limits.items() if value]):
+            raise PlatformError(
+                f"{' and '.join(given)} with emulate='none', which stands for no platform and no "
+                "limits: choose a platform, or leave the rest out"
+            )
+
+
+def _as_text(value: object) -> object:
+    """A figure as the command line would give it."""
+    if value is None or isinstance(value, bool | int | float | list | tuple):
+        return json.dumps(value)
+    return value
 
 
 def _check_store(store: str, *, remote: bool) -> None:

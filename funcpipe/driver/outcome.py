@@ -23,6 +23,7 @@ __all__ = ["Outcome", "summarise"]
 
 _LATE_S = 0.5
 _BEHIND = 0.05
+_FULL = 0.1
 
 
 @dataclass
@@ -44,6 +45,7 @@ class Outcome:
     account: Account | None = None
     bill: Bill | None = None
     emulation: dict[str, Any] | None = None
+    full_share: float = 0.0
 
     def emulated(self, host: LocalHost, dilation: Dilation, tell: Tell) -> None:
         """What runs the functions, and what of the platform is not enforced: told and kept."""
@@ -89,6 +91,12 @@ def summarise(outcome: Outcome, seconds: Mapping[str, float]) -> Summary:
         )
     notes += _drifted(results)
     notes += _behind(results)
+    if outcome.prepared.platform.limited and outcome.full_share > _FULL:
+        notes.append(
+            f"this machine's CPUs had nothing to spare in {outcome.full_share:.0%} of the time of "
+            "training, so functions may have got less than their share, and times and dollars are "
+            "too large by that: choose a larger --dilation, or let it do nothing else meanwhile"
+        )
     bill = outcome.bill if outcome.prepared.platform.limited else None
     return Summary(
         run_id=outcome.run_id,

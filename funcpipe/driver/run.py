@@ -159,6 +159,7 @@ def _run(outcome: Outcome, folder: Path, clock: RunClock, tell: Tell, signals: S
             slowed = clock.slowed(dilation.factor)
             with slowed, clock.phase("training"), signals.left_to_the_loop():
                 loop.run(_invocations(spec))
+            outcome.full_share = loop.load.full_share
             write_timelines(
                 folder / "timeline.json", spec, machine.results, dilation=dilation.factor
             )
@@ -263,5 +264,9 @@ def _as_ours(error: BaseException) -> FuncpipeError:
     if isinstance(error, KeyboardInterrupt):
         return Stopped("interrupted")
     if isinstance(error, OSError):
-        return FuncpipeError(f"{error.strerror or error}: {error.filename or 'no file named'}")
+        place = f": {error.filename}" if error.filename else ""
+        return FuncpipeError(
+            f"{error.strerror or error}{place} (this machine's disk, memory or number of open "
+            "files may be at its limit)"
+        )
     return FuncpipeError(f"unexpected {type(error).__name__}: {error}")

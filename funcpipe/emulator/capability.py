@@ -220,8 +220,9 @@ def _memory(findings: Findings) -> Capability:
     return Capability(
         feature="memory",
         how="looked at every 50 ms",
-        missing="a function that exceeds its memory is ended only some 50 ms later, and can press "
-        f"on the others until then ({_cgroup_reason(findings, 'memory')})",
+        missing="a function that exceeds its memory is ended only some 50 ms later, so that a "
+        "short peak may pass, and what is in memory files that nobody has mapped is not counted "
+        f"({_cgroup_reason(findings, 'memory')})",
         remedy=_cgroup_remedy(findings),
     )
 
@@ -282,8 +283,8 @@ def _tmp_size(findings: Findings) -> Capability:
             return Capability(
                 feature=feature,
                 how="a tmpfs for each function",
-                missing="what functions write to /tmp is in this machine's memory "
-                f"({_step_reason(findings, 'loop')})",
+                missing="what functions write to /tmp is in memory, and counts as theirs where "
+                f"the kernel limits that ({_step_reason(findings, 'loop')})",
                 remedy=_loop_remedy(findings),
             )
     return Capability(

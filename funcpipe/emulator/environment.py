@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import mmap
 import os
@@ -27,6 +28,7 @@ __all__ = ["Environment", "Sizes"]
 _LOG_LIMIT_BYTES = 1 << 20
 _TAIL_BYTES = 4000
 _PIPE_BYTES = 1 << 16
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +66,10 @@ class Environment:
         self.status_closed = False
         self._image = folder.with_name(f"{folder.name}.img") if loop_image else None
         self._frames, self._output, self._status = os.pipe(), os.pipe(), os.pipe()
-        self._meter = os.memfd_create(f"funcpipe-{id}")
+        self._meter = os.memfd_create(f"funcpipe-{id}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self._meter, Tally.SIZE)
+        # We read it while the function holds it: its size must stay.
+        fcntl.fcntl(self._meter, fcntl.F_ADD_SEALS, _SEALS)
         self._page = mmap.mmap(self._meter, Tally.SIZE)
         self._tally = Tally(self._page)
         self._before = Usage()
@@ -147,7 +151,10 @@ class Environment:
         return self._tally.usage() - self._before
 
     def messages(self) -> list[dict[str, Any]]:
-        """What its process has said about itself since the last call."""
+        """What its process has said about itself since the last call.
+
+        `ValueError` for what no process of ours says: the function has got at its status pipe.
+        """
         while True:
             try:
                 data = os.read(self._status[0], 1 << 12)
@@ -158,7 +165,10 @@ class Environment:
                 break
             self._status_rest += data
         *lines, self._status_rest = self._status_rest.split(b"\n")
-        return [json.loads(line) for line in lines if line]
+        told = [json.loads(line) for line in lines if line]
+        if len(self._status_rest) > _PIPE_BYTES or not all(isinstance(one, dict) for one in told):
+            raise ValueError("junk on the status pipe")
+        return told
 
     def drain(self) -> bool:
         """Move what was printed to the log; False when no more will come."""
@@ -193,13 +203,21 @@ class Environment:
 
     def reason(self, code: int) -> Reason:
         """What the end of its process means, if nobody here has ended it."""
-        if self.excess or (self.cell is not None and self.cell.memory().oom_kills):
+        if self.excess or self._was_refused_memory():
             return "out-of-memory"
         if code == 0:
             return "done"
         if code == 1:
             return "failed"
         return "killed" if code == -signal.SIGKILL else "crashed"
+
+    def _was_refused_memory(self) -> bool:
+        if self.cell is None:
+            return False
+        try:
+            return self.cell.memory().oom_kills > 0
+        except OSError:  # the guard was told to end, and has removed it
+            return False
 
     def finish(self) -> None:
         """After its end: what is left of its tree, its folder, its group and its pipes go."""

@@ -197,7 +197,10 @@ def remove(folder: str, sockets: list[str]) -> None:
 
 
 def sweep(parent: str, prefix: str) -> list[str]:
-    """Remove the marked folders in `parent` whose guard was itself killed; returns their paths."""
+    """Remove the marked folders in `parent` whose guard was itself killed; returns their paths.
+
+    Not those whose driver goes on without its guard: it holds a lock on the folder.
+    """
     swept = []
     for entry in os.scandir(parent) if os.path.isdir(parent) else ():
         marker = os.path.join(entry.path, MARKER)
@@ -207,10 +210,12 @@ def sweep(parent: str, prefix: str) -> list[str]:
             lock = os.open(marker, os.O_RDWR | os.O_NOFOLLOW)
         except OSError:
             continue
+        folder = os.open(entry.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             if os.fstat(lock).st_uid != os.getuid():
                 continue
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for one in (lock, folder):
+                fcntl.flock(one, fcntl.LOCK_EX | fcntl.LOCK_NB)
             noted = os.read(lock, os.fstat(lock).st_size)
             sockets = json.loads(noted or b"{}").get("sockets", [])
             remove(entry.path, sockets)
@@ -219,6 +224,7 @@ def sweep(parent: str, prefix: str) -> list[str]:
             continue
         finally:
             os.close(lock)
+            os.close(folder)
     return swept
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
@@ -68,12 +69,13 @@ class Guarded:
         self._grace_s = grace_s
         self._sockets = list(sockets)
         self._rest = b""
+        self._folder: int | None = None
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", guard.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**environment, "HOME": str(self.folder)},
+            env={**environment, "HOME": str(self.folder), "TMPDIR": str(self.folder)},
             cwd="/",
             start_new_session=True,  # Ctrl-C in the terminal must not reach it
             bufsize=0,
@@ -97,6 +99,9 @@ class Guarded:
         try:
             self.tell(json.dumps(spec))
             self._expect_start(timeout_s)
+            # For `sweep`: as long as this process lives, the folder is in use.
+            self._folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(self._folder, fcntl.LOCK_EX)
         except BaseException:
             self.stop()
             raise
@@ -167,3 +172,6 @@ class Guarded:
         if self._process.stdout is not None:
             self._process.stdout.close()
         guard.remove(str(self.folder), self._sockets)
+        if self._folder is not None:
+            os.close(self._folder)
+            self._folder = None

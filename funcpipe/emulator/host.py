@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import secrets
-import sysconfig
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -16,6 +14,7 @@ from pathlib import Path
 
 from funcpipe.clock import Clock
 from funcpipe.driver.host import Execution, Exit, Reason
+from funcpipe.emulator import variables
 from funcpipe.emulator.books import Books
 from funcpipe.emulator.credentials import Credentials
 from funcpipe.emulator.environment import Environment, Sizes
@@ -42,13 +41,6 @@ from funcpipe.store.usage import Usage
 from funcpipe.worker.context import Context
 
 __all__ = ["LocalHost"]
-
-_THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-)
 
 
 class LocalHost:
@@ -85,21 +77,12 @@ class LocalHost:
         self._clock = Clock(dilation)
         self._threads = threads
         self._writable = tuple(str(path.resolve()) for path in writable)
-        self._visible: tuple[str, ...] = ()
         self._log_folder = log_folder.resolve()
         self._log_folder.mkdir(parents=True, exist_ok=True)
         self._guarded = Guarded(
             purpose="functions", parent=work_folder, environment=base_environment()
         )
         self.folder = self._guarded.folder
-        self._environment = {
-            **base_environment(),
-            # A machine of a cloud would otherwise offer its own credentials, after a long wait.
-            "AWS_EC2_METADATA_DISABLED": "true",
-            "PYTHONHASHSEED": "0",  # all functions see a set in one order
-            **(environment or {}),
-            **(credentials.to_environment() if credentials else {}),
-        }
         self._life = Life(platform, seed=seed)
         self._lock = threading.RLock()
         self._payloads: dict[str, tuple[str, bytes]] = {}
@@ -109,6 +92,8 @@ class LocalHost:
         self._closed = False
         with ExitStack() as stack:
             stack.callback(self._guarded.stop)
+            self._variables = variables.for_functions(self.folder, environment or {}, credentials)
+            self._visible = variables.paths_in(self._variables)
             self.limits = Limits.open(platform, name=self.folder.name, guarded=self._guarded)
             stack.callback(self.limits.close)
             # The kernel's parent-death signal fires when the *thread* that started a process
@@ -123,35 +108,11 @@ class LocalHost:
             self._resources = stack.pop_all()
 
     def _make_template(self, entry: str) -> Template:
-        python_path = [self._library(), self._environment.get("PYTHONPATH")]
-        joined = os.pathsep.join(path for path in python_path if path)
-        self._environment["PYTHONPATH"] = joined
-        paths = [*joined.split(os.pathsep), *self._environment.values()]
-        self._visible = tuple(
-            path for path in paths if os.path.isabs(path) and os.path.exists(path)
-        )
         return Template(
-            environment={
-                **self._environment,
-                **dict.fromkeys(_THREAD_VARIABLES, "1"),
-                "TMPDIR": str(self.folder),  # torch makes a folder there
-            },
+            environment=variables.for_template(self._variables, self.folder),
             isolation=self.limits.isolation,
             entry=entry,
         )
-
-    def _library(self) -> str | None:
-        """A folder from which this very funcpipe, and nothing beside it, can be imported."""
-        package = Path(__file__).resolve().parents[1]
-        if str(package.parent) in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
-            return None
-        library = self.folder / "library"
-        try:
-            library.mkdir()
-            (library / package.name).symlink_to(package)
-        except OSError as error:
-            raise PlatformError(f"cannot prepare {self.folder}: {error}") from error
-        return str(library)
 
     def start(self, payload: bytes, *, name: str, memory_mb: int | None = None) -> str:
         limit = self._platform.invocation.async_payload_bytes
@@ -214,7 +175,8 @@ class LocalHost:
 
     def _await_end(self, ending: list[Environment], within_s: float) -> None:
         deadline = time.monotonic() + within_s
-        while time.monotonic() < deadline:
+        # Without the loop nobody takes them away; they end with the template.
+        while time.monotonic() < deadline and self._loop.failure is None:
             with self._lock:
                 if not any(one.id in self._environments for one in ending):
                     return
@@ -270,10 +232,9 @@ class LocalHost:
             template=self._template,
         )
         self._environments[identity] = one
-        threads = str(self._num_threads(memory_mb))
-        variables = {**self._environment, **dict.fromkeys(_THREAD_VARIABLES, threads)}
+        own = variables.with_threads(self._variables, self._num_threads(memory_mb))
         try:
-            one.launch(environment=variables, writable=self._writable, visible=self._visible)
+            one.launch(environment=own, writable=self._writable, visible=self._visible)
         except (OSError, PlatformError) as error:
             one.say(f"function {name} could not be started: {error}")
             self._forget(one, "crashed", None)
@@ -317,8 +278,12 @@ class LocalHost:
             unseen_file_bytes=self._template.base.file_bytes,
             threads=self._num_threads(memory_mb),
         )
-        payload = self._payloads[invocation][1]
-        self._environments[environment].run(payload, context.to_dict())
+        one = self._environments[environment]
+        try:
+            one.run(self._payloads[invocation][1], context.to_dict())
+        except OSError as error:  # its control group has gone
+            one.say(f"the invocation could not be handed over: {error}")
+            self._do(self._life.end(environment, "crashed"))
 
     def _link(self, memory_mb: int) -> LinkSpec | None:
         if not self._platform.limited:
@@ -357,6 +322,11 @@ class LocalHost:
             return f"it {held} (a tier of {self._platform.name})"
         if reason == "time-limit":
             return f"{self._platform.title} ends a function after {self._life.limit_s:g} s"
+        if reason in ("killed", "crashed"):
+            if not self._guarded.alive():
+                return "the process that guards the emulator was ended from outside"
+            if not self._template.alive():
+                return "the process that functions are forked from was ended from outside"
         return ""
 
     def _usage(self, delivery: Delivery) -> Usage:
@@ -371,7 +341,13 @@ class LocalHost:
 
     def heard(self, environment: Environment) -> None:
         """The process in it has written to its status pipe."""
-        for message in environment.messages():
+        try:
+            messages = environment.messages()
+        except ValueError:
+            environment.say("the function wrote to the descriptor of its status, and was ended")
+            self._do(self._life.end(environment.id, "crashed"))
+            return
+        for message in messages:
             now = self._clock.now()
             if "ready" in message:
                 self._do(self._life.ready(environment.id, now=now))

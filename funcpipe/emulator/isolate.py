@@ -106,6 +106,8 @@ def isolate(isolation: Isolation, request: ForkRequest) -> None:
         linux.set_read_only("/proc", read_only=False)
     if isolation.shared_memory_mb is not None:
         _mount_shared_memory(isolation.shared_memory_mb)
+    # Last: what has been raised stays.
+    linux.drop_rights(linux.CAPABILITIES_OVER_THE_MACHINE)
 
 
 @contextmanager

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 from funcpipe.emulator.capability import Capability, Findings, capabilities, find
 from funcpipe.emulator.cgroups import Cell, Cgroups, open_cgroups
@@ -35,7 +37,7 @@ class Limits:
             guarded.tell(f"cgroup {folder}")
 
         findings = find(guarded.folder, announce=announce)
-        found = [*capabilities(findings), *_gpu(platform)]
+        found = [*capabilities(findings), *_gpu(platform), *_room(platform, guarded.folder)]
         # Groups that a process could not join would keep every function from starting.
         cgroups = open_cgroups(name, announce=announce) if findings.cgroups else None
         return Limits(
@@ -79,3 +81,14 @@ def _gpu(platform: PlatformSpec) -> list[Capability]:
         f"functions compute on this machine's CPUs and not on a {kind}, so their times are not"
     )
     return [Capability(feature="GPU", how=None, missing=f"{missing} the platform's")]
+
+
+def _room(platform: PlatformSpec, folder: Path) -> list[Capability]:
+    free_mb = shutil.disk_usage(folder).free >> 20
+    if free_mb >= platform.tmp.default_mb:
+        return []
+    missing = (
+        f"a function's /tmp has {platform.tmp.default_mb:,} MB, and the disk below {folder.parent} "
+        f"only {free_mb:,}: name a larger one with TMPDIR"
+    )
+    return [Capability(feature="disk space", how=None, missing=missing)]

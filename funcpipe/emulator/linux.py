@@ -9,9 +9,11 @@ import os
 import signal
 import struct
 import sys
+from collections.abc import Iterable
 from platform import machine
 
 __all__ = [
+    "CAPABILITIES_OVER_THE_MACHINE",
     "MS_BIND",
     "MS_NODEV",
     "MS_NOEXEC",
@@ -23,6 +25,7 @@ __all__ = [
     "NEW_MOUNTS",
     "NEW_USER",
     "die_with_parent",
+    "drop_rights",
     "enter_user_namespace",
     "fork_first_of_namespace",
     "mount",
@@ -48,6 +51,14 @@ MS_REC = 16384
 MS_PRIVATE = 1 << 18
 
 _PR_SET_PDEATHSIG = 1
+_PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38
+_CAPABILITY_VERSION_3 = 0x20080522
+_CAPABILITY_DATA = struct.Struct("=6I")
+# What undoes walls or changes the machine (the kernel's numbers): modules, raw IO, tracing, mounts
+# and namespaces, reboot, priorities, limits, clock, terminals, device files, audit, MAC, log.
+CAPABILITIES_OVER_THE_MACHINE: tuple[int, ...] = (
+    *(11, 12, 13, 16, 17, *range(19, 28), 29, 30, *range(32, 41)),
+)
 _MOUNT_ATTR_RDONLY = 1
 _AT_FDCWD = -100
 _AT_RECURSIVE = 0x8000
@@ -96,6 +107,24 @@ def enter_user_namespace() -> None:
     ):
         with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
             file.write(text)
+
+
+def drop_rights(capabilities: Iterable[int]) -> None:
+    """Give up capabilities for good, for this process and all that it starts."""
+    lost = 0
+    for number in capabilities:
+        lost |= 1 << number
+        if _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) == -1:
+            unknown = ctypes.get_errno() == errno.EINVAL  # of a newer kernel than this one
+            _check(0 if unknown else -1, "prctl")
+    header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
+    words = ctypes.create_string_buffer(_CAPABILITY_DATA.size)
+    _check(_libc.capget(header, words), "capget")
+    low, high = (0xFFFFFFFF ^ lost) & 0xFFFFFFFF, 0xFFFFFFFF ^ (lost >> 32)
+    masks = (low, low, low, high, high, high)  # effective, permitted, inheritable, twice
+    kept = [word & mask for word, mask in zip(_CAPABILITY_DATA.unpack(words), masks, strict=True)]
+    _check(_libc.capset(header, _CAPABILITY_DATA.pack(*kept)), "capset")
+    _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
 
 
 def fork_first_of_namespace() -> int:

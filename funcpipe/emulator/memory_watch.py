@@ -34,31 +34,25 @@ _FAR = 0.5  # below this share of its limit a cell needs no newer one: a look co
 class Resident:
     """What a process tree has in memory. All but `others_bytes` and `shared_bytes`: its root.
 
-    `peak_bytes` is the most that the root ever had, `most_file_bytes` the most of mapped files that
-    it was seen with. `others_bytes` is what its descendants have for themselves, `shared_bytes` the
-    largest shared memory of any of them.
+    `others_bytes` is what its descendants have for themselves, `shared_bytes` the largest shared
+    memory of any of them.
     """
 
     anon_bytes: int
     file_bytes: int
     shared_bytes: int = 0
-    peak_bytes: int = 0
-    most_file_bytes: int = 0
     others_bytes: int = 0
 
 
 def held_bytes(resident: Resident, base: BaseMemory) -> int:
     """What the tree would hold had its root been started afresh, and not forked.
 
-    Now, or at the root's own peak if that was more. File pages that the template has mapped are not
-    in a child before it touches them, but would be in a fresh process.
+    Of mapped files a fresh process has what the template has mapped, which does not show in a
+    child that has not touched it; what is mapped beyond that can be dropped and read again, so
+    that it is nobody's memory.
     """
-    files = max(resident.file_bytes, base.file_bytes)
-    now = resident.anon_bytes + resident.others_bytes + resident.shared_bytes + files
-    most_files = max(resident.file_bytes, resident.most_file_bytes)
-    # At its peak it had at most `most_files` of them: so many more would have been there.
-    peak = resident.peak_bytes + max(0, base.file_bytes - most_files)
-    return max(now, peak)
+    files = base.file_bytes or resident.file_bytes
+    return resident.anon_bytes + resident.others_bytes + resident.shared_bytes + files
 
 
 def inherited_bytes(anon_bytes: int, charged_anon_bytes: int, base: BaseMemory) -> int:
@@ -85,7 +79,7 @@ def _refused(limit_bytes: int) -> str:
 # -- reading ---------------------------------------------------------------------------------
 
 
-def read_resident(pid: int, *, most_file_bytes: int = 0) -> Resident | None:
+def read_resident(pid: int) -> Resident | None:
     """The process alone, without its descendants; None if it has ended."""
     try:
         text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
@@ -102,8 +96,6 @@ def read_resident(pid: int, *, most_file_bytes: int = 0) -> Resident | None:
         anon_bytes=size("RssAnon"),
         file_bytes=size("RssFile"),
         shared_bytes=size("RssShmem"),
-        peak_bytes=size("VmHWM"),
-        most_file_bytes=max(most_file_bytes, size("RssFile")),
     )
 
 
@@ -141,7 +133,6 @@ class _Watched:
         self.told = False
         self.lock = threading.Lock()
         self._tree = cell if cell is not None and cell.folders else None
-        self._most_file_bytes = 0
         self._set_bytes: int | None = None
 
     def begin(self) -> None:
@@ -161,10 +152,9 @@ class _Watched:
 
     def _look(self) -> str | None:
         """Nobody else holds it to its limit."""
-        resident = read_resident(self.pid, most_file_bytes=self._most_file_bytes)
+        resident = read_resident(self.pid)
         if resident is None:
             return None
-        self._most_file_bytes = resident.most_file_bytes
         if pids := self._others():
             room = self.limit_bytes - max(0, self.base.file_bytes - resident.file_bytes)
             resident = with_others(resident, pids, limit_bytes=room)

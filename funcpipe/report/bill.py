@@ -18,7 +18,8 @@ __all__ = ["bill_tables"]
 _HOUR_S = 3600
 _TOTAL_DIGITS = 6
 _PARTS = ("time", "requests", "other")
-_PART_OF = {"compute": "time", "initialisation": "time", "storage": "other", "transfer": "other"}
+_PART_OF = {"compute": "time", "initialisation": "time"}
+_PART_OF |= dict.fromkeys(("storage", "transfer", "internet"), "other")
 
 
 def bill_tables(bill: Bill, functions: Sequence[FunctionSummary]) -> Iterator[RenderableType]:
@@ -71,7 +72,7 @@ def _quantity(charges: Sequence[Charge]) -> str:
     if unit == "s":
         return f"{total:,.3f} s"
     if unit == "byte-s":
-        return f"{format_bytes(total / _HOUR_S)} x 1 h"
+        return f"{format_bytes(total / _HOUR_S)}-hours"
     return format_bytes(total) if unit == "bytes" else f"{total:,.0f}"
 
 

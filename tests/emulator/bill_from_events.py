@@ -126,8 +126,10 @@ def _add_rest(done: Recomputed, platform: Mapping[str, Any], last: Mapping[str, 
     """What the last `bill` event tells of the driver and of what lies in the store."""
     _add_requests(done, platform, "driver", last.get("driver_requests", {}))
     down, up = last.get("driver_bytes_down", 0), last.get("driver_bytes_up", 0)
-    each_down = _price(platform, "price.get_gb") + _price(platform, "price.internet_out_gb")
+    each_down = _price(platform, "price.get_gb")
     done.pay("transfer", "driver", down, Fraction(down, 10**9) * each_down)
+    leaving = _price(platform, "price.internet_out_gb")
+    done.pay("internet", "driver", down, Fraction(down, 10**9) * leaving)
     each_up = _price(platform, "price.put_gb")
     done.pay("transfer", "driver", up, Fraction(up, 10**9) * each_up)
     stored = Fraction(last.get("stored_byte_s", 0))

@@ -108,7 +108,12 @@ def test_a_function_sees_its_own_place_and_nothing_of_the_drivers(
     own |= {"AWS_ACCESS_KEY_ID": "THEKEY", "AWS_SECRET_ACCESS_KEY": "the-secret-key"}
     assert environment.items() >= own.items()
     harmless = {"PATH", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "TZ", "PYTHONPATH"}
-    harmless |= {"FUNCPIPE_FUNCTION", "AWS_EC2_METADATA_DISABLED", "PYTHONHASHSEED"}
+    harmless |= {
+        "OMP_WAIT_POLICY",
+        "FUNCPIPE_FUNCTION",
+        "AWS_EC2_METADATA_DISABLED",
+        "PYTHONHASHSEED",
+    }
     harmless |= {"MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"}
     assert set(environment) - set(own) <= harmless
     # It runs this funcpipe, and cannot import what lies beside it or in the driver's folder.

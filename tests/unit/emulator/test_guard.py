@@ -237,6 +237,13 @@ def test_the_servers_log_is_cut_when_it_grows(tmp_path: Path) -> None:
     guarded.stop()
 
 
+def let_go(guarded: Guarded) -> None:
+    """What the kernel does when the driver ends."""
+    assert guarded._folder is not None
+    os.close(guarded._folder)
+    guarded._folder = None
+
+
 def test_sweeping_takes_only_marked_folders_without_a_living_guard(tmp_path: Path) -> None:
     # Given: a folder whose guard lives, one whose guard was killed, and others' folders.
     living = make(tmp_path)
@@ -244,6 +251,9 @@ def test_sweeping_takes_only_marked_folders_without_a_living_guard(tmp_path: Pat
     (tmp_path / "not-ours.sock").touch()
     os.kill(killed.guard_pid, signal.SIGKILL)
     assert eventually(lambda: not killed.alive())
+    # Its driver, which is this process, goes on without it.
+    assert guard.sweep(str(tmp_path), "funcpipe-test-") == []
+    let_go(killed)
     unmarked, named = tmp_path / "funcpipe-test-unmarked", tmp_path / "something-else"
     for folder in (unmarked, named):
         folder.mkdir()
@@ -335,6 +345,7 @@ def test_a_sweep_removes_the_control_groups_of_a_killed_guard(tmp_path: Path, cg
     assert guarded.event(timeout_s=10) == {"event": "upkeep", "code": None}
     os.kill(guarded.guard_pid, signal.SIGKILL)
     assert eventually(lambda: not guarded.alive())
+    let_go(guarded)
     assert cgroup.exists()
 
     # When

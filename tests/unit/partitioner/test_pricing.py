@@ -168,7 +168,7 @@ def test_causes_and_names_come_in_order_and_add_up_to_the_total() -> None:
         Use(name="stage9-replica0", memory_mb=128),
     ]
     requests = dict.fromkeys(OPERATIONS, 1)
-    found = bill(LAMBDA, uses, driver_requests=requests, stored_byte_s=1.0)
+    found = bill(LAMBDA, uses, driver_requests=requests, driver_bytes_down=1, stored_byte_s=1.0)
     assert list(found.by_cause()) == list(CAUSES)
     assert list(found.by_name()) == [
         *(f"stage{stage}-replica{replica}" for stage in range(3) for replica in range(2)),

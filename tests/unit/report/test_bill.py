@@ -95,7 +95,7 @@ initialisation      5.000 s  $0.0001460  0.3%
 invocations               1  $0.0000002  0.0%
 PUT                   4,022  $0.0201100 34.6%
 DELETE                2,100          $0  0.0%
-storage        1.0 MB x 1 h <$0.0000001  0.0%
+storage        1.0 MB-hours <$0.0000001  0.0%
 transfer            12.0 MB  $0.0010800  1.9%
 total                        $0.0581862
 
