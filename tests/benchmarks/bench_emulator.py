@@ -212,7 +212,7 @@ def dilation_cases(folder: Path, store: str) -> Iterator[Case]:
             f"{HERE / 'emulated_jobs.py'}:{name}",
             stages=2,
             memory_mb=884,
-            micro_batch_size=16,
+            micro_batch_size=32,
             store=store,
             run_dir=run,
             dilation=dilation,

@@ -8,7 +8,7 @@ from torch.utils.data import TensorDataset
 
 import funcpipe as fp
 
-SAMPLES, WIDE, DEEP = 64, 65_536, 1024
+SAMPLES, WIDE, DEEP = 128, 65_536, 2048
 
 
 def data(width: int) -> TensorDataset:
