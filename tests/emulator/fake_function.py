@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
@@ -78,6 +79,12 @@ def sleep(task: Task, _: FakeContext) -> int:
     return 0
 
 
+def say_junk(task: Task, _: FakeContext) -> int:
+    """Write to the descriptor on which the entry point tells of itself."""
+    os.write(3, task["text"].encode())
+    return sleep(task, _)
+
+
 def loop(_: Task, __: FakeContext) -> int:
     while True:
         pass
@@ -143,6 +150,13 @@ def write_code(_: Task) -> Any:
     return {file: outcome(Path(file + ".new")) for file in files}
 
 
+def remount(_: Task) -> Any:
+    """Whether it can undo its walls: the error number of making all mounts writable again."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    failed = libc.mount(None, b"/", None, ctypes.c_ulong(32), None)  # MS_REMOUNT
+    return errno.errorcode[ctypes.get_errno()] if failed else "ok"
+
+
 def look(task: Task) -> Any:
     """What lies at the paths."""
     return {path: Path(path).exists() for path in task["paths"]}
@@ -166,6 +180,7 @@ ACTIONS: dict[str, Callable[[Task, FakeContext], int]] = {
     "spawn": spawn,
     "sleep": sleep,
     "loop": loop,
+    "junk": say_junk,
     "allocate": allocate,
     "several": several,
 }
@@ -174,6 +189,7 @@ PROBES: dict[str, Callable[[Task], Any]] = {
     "write": write,
     "write_code": write_code,
     "look": look,
+    "remount": remount,
 }
 
 

@@ -22,6 +22,7 @@ from funcpipe.partitioner.platform import load_platform
 
 from .helpers import eventually, processes_with
 
+QUICK = {"time.cold_start_s": "0", "time.warm_start_s": "0"}
 CREDENTIALS = Credentials(access_key="THEKEY", secret_key="the-secret-key")
 
 
@@ -270,4 +271,57 @@ def test_closing_twice_is_no_error(tmp_path: Path) -> None:
     host.close()
 
     assert [one.reason for one in host.exits()] == ["stopped"]
+    assert processes_with(str(tmp_path)) == []
+
+
+@pytest.mark.parametrize("text", ["garbage\n", "5\n", "[]\n", '{"ready": 1}\n{\n'])
+def test_junk_on_the_status_pipe_ends_the_function_alone(host: LocalHost, text: str) -> None:
+    start(host, "junk", do="junk", text=text)
+    start(host, "other", do="exit", code=0)
+
+    found: dict[str, Exit] = {}
+    assert eventually(
+        lambda: found.update({one.name: one for one in host.exits()}) or len(found) == 2,
+        within_s=20,
+    )
+
+    assert (found["junk"].reason, found["other"].reason) == ("crashed", "done")
+    assert "descriptor of its status" in found["junk"].log_tail
+
+
+@pytest.mark.parametrize("victim", ["guard", "template"])
+def test_the_emulator_s_own_processes_are_named_when_they_go(tmp_path: Path, victim: str) -> None:
+    host = make_host(tmp_path, platform=load_platform("aws-lambda", changes=QUICK))
+    start(host, do="sleep")
+    assert eventually(lambda: host.uses()[0].run_ms > 0)
+    pid = host._guarded.guard_pid if victim == "guard" else host._template.pid
+
+    os.kill(pid, signal.SIGTERM)
+    ended = wait_for_exit(host)
+    host.close()
+
+    assert ended.reason in ("killed", "crashed", "failed")
+    named = {"guard": "guards the emulator", "template": "functions are forked from"}
+    if ended.reason != "failed":
+        assert named[victim] in ended.detail
+    assert processes_with(str(tmp_path)) == []
+
+
+def test_a_loop_that_fails_ends_the_host_and_does_not_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = make_host(tmp_path)
+    start(host, do="sleep")
+    assert eventually(lambda: host.uses()[0].run_ms > 0)
+
+    def fail() -> float:
+        raise KeyError("a defect")
+
+    monkeypatch.setattr(host, "tick", fail)
+    host._loop.wake()
+
+    assert eventually(lambda: host._loop.failure is not None)
+    with pytest.raises(PlatformError, match="own loop has failed"):
+        host.exits()
+    host.close()
     assert processes_with(str(tmp_path)) == []

@@ -287,6 +287,13 @@ def test_there_is_nothing_to_write_to_outside_of_tmp(host: LocalHost) -> None:
     assert not [path for path in [*outside, f"{TMP}/{name}"] if Path(path).exists()]
 
 
+def test_a_function_cannot_undo_its_walls(host: LocalHost) -> None:
+    if not host.limits.isolation.read_only:
+        pytest.skip(f"files are not read-only here: {host.limits.missing}")
+
+    assert run(host, 670, {"do": "remount"})["remount"] == "EPERM"
+
+
 def test_there_is_no_shared_memory(host: LocalHost) -> None:
     if host.limits.isolation.shared_memory_mb is None:
         pytest.skip(f"shared memory is everybody's here: {host.limits.missing}")

@@ -121,9 +121,12 @@ def test_of_two_mounts_of_one_hierarchy_the_usable_one_counts() -> None:
     ("cpus", "quota_us", "period_us"),
     [
         (1.0, 5_000, 5_000),
-        (0.5, 2_500, 5_000),
-        (0.25, 2_500, 10_000),
-        (0.01, 2_500, 250_000),
+        (2.0, 10_000, 5_000),
+        (0.6, 3_000, 5_000),
+        (0.5, 10_000, 20_000),
+        (0.25, 10_000, 40_000),
+        (0.01, 10_000, 1_000_000),
+        (0.005, 5_000, 1_000_000),
         (0.002, 2_000, 1_000_000),
         (0.0001, 1_000, 1_000_000),
         (64.0, 320_000, 5_000),
@@ -154,7 +157,7 @@ def test_v1_limits_and_readings(kernel: FakeKernel) -> None:
     assert cell.limit_memory(100 * MB)
 
     assert memory == str(kernel.root / "memory/below/mine/run/stage0")
-    assert contents(cpu, "cpu.cfs_quota_us", "cpu.cfs_period_us") == ["2500", "5000"]
+    assert contents(cpu, "cpu.cfs_quota_us", "cpu.cfs_period_us") == ["10000", "20000"]
     limits = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.swappiness")
     assert contents(memory, *limits) == [str(100 * MB), str(100 * MB), "0"]
     assert cell.procs_files == tuple(f"{one}/cgroup.procs" for one in (cpu, memory, account))
@@ -245,7 +248,7 @@ def test_v2_alone_in_its_scope_the_driver_steps_aside(kernel: FakeKernel) -> Non
     cell.limit_memory(100 * MB)
     assert cell.folders == (str(scope / "run/one"),)
     names = ("cpu.max", "memory.max", "memory.swap.max", "memory.oom.group")
-    assert contents(cell.folders[0], *names) == ["2500 5000", str(100 * MB), "0", "1"]
+    assert contents(cell.folders[0], *names) == ["10000 20000", str(100 * MB), "0", "1"]
     held = cell.memory()
     assert (held.charged_bytes, held.anon_bytes, held.oom_kills) == (8192, 4096, 2)
     assert (cell.cpu_s(), cell.throttled_s()) == (1.5, 2.5)
