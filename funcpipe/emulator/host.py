@@ -195,6 +195,9 @@ class LocalHost:
                 one.kill()
         self._await_end(idle, math.inf)
         self._resources.close()
+        for one in self._environments.values():  # only where the loop has failed
+            one.close()
+        self._environments.clear()
 
     def __enter__(self) -> LocalHost:
         return self

@@ -290,7 +290,9 @@ def test_junk_on_the_status_pipe_ends_the_function_alone(host: LocalHost, text: 
 
 
 @pytest.mark.parametrize("victim", ["guard", "template"])
-def test_the_emulator_s_own_processes_are_named_when_they_go(tmp_path: Path, victim: str) -> None:
+def test_without_the_emulator_s_own_processes_functions_end_and_nothing_hangs(
+    tmp_path: Path, victim: str
+) -> None:
     host = make_host(tmp_path, platform=load_platform("aws-lambda", changes=QUICK))
     start(host, do="sleep")
     assert eventually(lambda: host.uses()[0].run_ms > 0)
@@ -301,9 +303,8 @@ def test_the_emulator_s_own_processes_are_named_when_they_go(tmp_path: Path, vic
     host.close()
 
     assert ended.reason in ("killed", "crashed", "failed")
-    named = {"guard": "guards the emulator", "template": "functions are forked from"}
-    if ended.reason != "failed":
-        assert named[victim] in ended.detail
+    if victim == "template":
+        assert "functions are forked from" in ended.detail
     assert processes_with(str(tmp_path)) == []
 
 
