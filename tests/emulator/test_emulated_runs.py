@@ -78,10 +78,10 @@ def train(
         "memory_mb": 512,
         "dilation": 1.0,
     }
+    if options.get("emulate") != "none":
+        chosen["set"] = QUICK | dict(figures or {})
     try:
-        fp.train(
-            f"{JOBS}:{job}", set=QUICK | dict(figures or {}), on_event=listen, **(chosen | options)
-        )
+        fp.train(f"{JOBS}:{job}", on_event=listen, **(chosen | options))
     except FuncpipeError as error:
         ran.error = error
     return ran
@@ -279,7 +279,8 @@ def test_the_summary_s_functions_add_up_to_the_bill(runs: Runs) -> None:
 
 
 def test_a_run_without_a_platform_has_no_bill(tmp_path: Path) -> None:
-    ran = train(tmp_path, emulate="none", memory_mb=None, stages=1, replicas=1, steps=1)
+    none = {"emulate": "none", "memory_mb": None, "dilation": None}
+    ran = train(tmp_path, stages=1, replicas=1, steps=1, **none)
     assert ran.error is None
     assert ran.summary.bill is None
 

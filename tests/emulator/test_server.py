@@ -85,8 +85,12 @@ def test_a_killed_guard_takes_the_server_with_it(kind: str, tmp_path: Path) -> N
 
     assert eventually(lambda: all_free(ports))
     assert eventually(lambda: len(processes_with(str(tmp_path))) == 0)
-    # What only the guard could have removed goes with the next start in that place.
+    # What only the guard could have removed goes with the next start in that place, once the
+    # driver has gone too and the kernel has let its lock go.
     assert server.folder.exists()
+    assert server._guarded._folder is not None
+    os.close(server._guarded._folder)
+    server._guarded._folder = None
     server_module.Guarded(purpose="store", parent=tmp_path, environment={}).stop()
     assert list(tmp_path.iterdir()) == []
     assert not [path for path in Path("/tmp").glob("seaweedfs-*") if _names_one(path, ports)]  # noqa: S108
