@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from funcpipe.emulator.capability import find
 from funcpipe.emulator.ports import all_free
 
 from .harness import (
@@ -116,8 +117,10 @@ def test_killed_while_it_trains(tmp_path: Path) -> None:
             for port in re.findall(r"port(?:\.grpc)?=([1-9]\d+)", " ".join(running[server]))
         ]
         assert len(ports) == 10
-        # the driver, two guards, the server, the template, two functions and their waiters
-        assert len(running) == 9, running
+        # the driver, two guards, the server, the template, two functions, and in process namespaces
+        # of their own a waiter for each
+        waiters = 2 * find(tmp_path).works("pid namespace")
+        assert len(running) == 7 + waiters, running
         assert_secret_is_nowhere(tmp_path, server, running)
 
         # When
