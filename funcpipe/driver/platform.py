@@ -72,7 +72,7 @@ def dilation_for(
     largest object that each stage moves in a step.
     """
     if not platform.limited:
-        return Dilation(factor=options.dilation or 1.0, why="no platform is emulated")
+        return Dilation(factor=1.0, why="no platform is emulated")
     demands = [
         demand
         for stage, num_bytes in zip(plan.stages, largest, strict=True)

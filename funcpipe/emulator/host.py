@@ -123,8 +123,7 @@ class LocalHost:
             )
         memory_mb = self._platform.memory.default_mb if memory_mb is None else memory_mb
         self._platform.check_memory(memory_mb, f"function {name}")
-        readable = re.sub(r"[^A-Za-z0-9._-]", "-", name)[:80] or "function"
-        identity = f"{readable}.{secrets.token_hex(4)}"
+        identity = f"{_readable(name)}.{secrets.token_hex(4)}"
         with self._lock:
             if self._closed:
                 raise PlatformError("the function host is closed")
@@ -222,8 +221,7 @@ class LocalHost:
                     self._books.close(delivery, self._clock.now())
 
     def _launch(self, identity: str, memory_mb: int, name: str) -> None:
-        readable = re.sub(r"[^A-Za-z0-9._-]", "-", name)[:80] or "function"
-        full = f"{readable}.{identity}"
+        full = f"{_readable(name)}.{identity}"
         one = Environment(
             id=identity,
             name=name,
@@ -248,7 +246,7 @@ class LocalHost:
                 identity,
                 pid=one.pid,
                 limit_bytes=one.sizes.memory_bytes,
-                cell=one.cell if self.limits.memory else None,
+                cell=one.cell,
                 base=self._template.base,
             )
         self._loop.add(one)
@@ -346,7 +344,7 @@ class LocalHost:
         """The process in it has written to its status pipe."""
         try:
             messages = environment.messages()
-        except ValueError:
+        except (ValueError, RecursionError):
             environment.say("the function wrote to the descriptor of its status, and was ended")
             self._do(self._life.end(environment.id, "crashed"))
             return
@@ -374,3 +372,8 @@ class LocalHost:
         now = self._clock.now()
         self._do(self._life.tick(now=now))
         return (self._life.next_due_s() - now) * self._clock.dilation
+
+
+def _readable(name: str) -> str:
+    """As a part of a file's name."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", name)[:80] or "function"
