@@ -8,6 +8,9 @@
     │   └── BundleError          the job's code or files cannot be packed, checked or found
     ├── ModelError               the model cannot be split, or its parts do not fit together
     ├── PlanError                a plan is malformed or does not fit the job
+    │   ├── ProfileError         a model's profile is malformed, or none that is known
+    │   ├── Infeasible           no plan keeps to every bound
+    │   └── SolverError          a solver is missing, refused or gave a wrong answer
     ├── ScheduleError            a schedule is out of order or would deadlock
     ├── TrainingError            training itself went wrong, with stage, replica and step
     │   ├── UserCodeError        the user's model, loss, data or optimiser raised
@@ -46,6 +49,7 @@ __all__ = [
     "BundleError",
     "FuncpipeError",
     "FunctionLost",
+    "Infeasible",
     "JobError",
     "JobImportError",
     "LossError",
@@ -57,8 +61,10 @@ __all__ = [
     "PayloadTooLarge",
     "PlanError",
     "PlatformError",
+    "ProfileError",
     "ScheduleError",
     "ServerError",
+    "SolverError",
     "Stopped",
     "StoreDenied",
     "StoreError",
@@ -149,6 +155,18 @@ class ModelError(FuncpipeError):
 
 
 class PlanError(FuncpipeError):
+    pass
+
+
+class ProfileError(PlanError):
+    pass
+
+
+class Infeasible(PlanError):
+    pass
+
+
+class SolverError(PlanError):
     pass
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,13 +28,15 @@ def _count(owner: str, name: str, value: object, *, least: int = 1) -> None:
 class StagePlan:
     """Layers ``first_layer`` to ``stop_layer - 1``, run by `replicas` functions.
 
-    memory_mb: size of each function's memory tier; None leaves it to the platform.
+    memory_mb: size of each function's memory tier; None leaves it to the platform. recompute:
+    whether activations are computed again in the backward instead of being kept.
     """
 
     first_layer: int
     stop_layer: int
     replicas: int = 1
     memory_mb: int | None = None
+    recompute: bool = False
 
     def __post_init__(self) -> None:
         _count("stage", "first_layer", self.first_layer, least=0)
@@ -42,6 +44,8 @@ class StagePlan:
         _count("stage", "replicas", self.replicas)
         if self.memory_mb is not None:
             _count("stage", "memory_mb", self.memory_mb)
+        if not isinstance(self.recompute, bool):
+            raise PlanError(f"stage: recompute is {self.recompute!r}; expected true or false")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +54,7 @@ class Plan:
 
     stages: consecutive, from layer 0. micro_batch_size: samples. in_flight: micro-batches between
     forward and backward at the first stage under `1f1b`; None means the number of stages.
+    predicted: what the planner said of it, as JSON; two plans are equal whatever was said of them.
     """
 
     stages: tuple[StagePlan, ...]
@@ -57,8 +62,11 @@ class Plan:
     schedule: str = "gpipe"
     in_flight: int | None = None
     sync: str = "pipelined"
+    predicted: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        if self.predicted is not None and not isinstance(self.predicted, Mapping):
+            raise PlanError(f"plan: predicted is {self.predicted!r:.60}; expected a JSON object")
         if not self.stages:
             raise PlanError("a plan has at least one stage; this one has none")
         expected = 0

@@ -1,0 +1,122 @@
+"""How long one micro-batch keeps each lane of a stage's function busy.
+
+A function computes, downloads and uploads at the same time: three lanes. Everything that the
+performance model and the simulator say of time follows from these figures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from funcpipe.errors import PlanError
+from funcpipe.partitioner.plan import Plan, StagePlan
+from funcpipe.partitioner.setting import Setting
+
+__all__ = ["StageTimes", "plan_times", "stage_times", "tier_of"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageTimes:
+    """Seconds. down, compute, up: of one micro-batch on each lane, forward (_f) and backward (_b).
+
+    The first stage downloads no activation and uploads no gradient, the last one the other way
+    round: those are None. hop_s: what each transfer takes besides occupying its lane. part_up_s,
+    part_down_s: one part (1/degree) of the stage's gradient on its way; both 0 where nothing is
+    synchronised. step_s: of the optimiser.
+    """
+
+    degree: int
+    down_f: float | None
+    compute_f: float
+    up_f: float | None
+    down_b: float | None
+    compute_b: float
+    up_b: float | None
+    hop_s: float = 0.0
+    synchronises: bool = False
+    part_up_s: float = 0.0
+    part_down_s: float = 0.0
+    step_s: float = 0.0
+
+    @property
+    def fill_f(self) -> float:
+        """From the upstream object's appearance to that of this stage's own, nothing waiting."""
+        return self.compute_f + self._transfers((self.down_f, self.up_f))
+
+    @property
+    def fill_b(self) -> float:
+        return self.compute_b + self._transfers((self.down_b, self.up_b))
+
+    @property
+    def lane_f(self) -> float:
+        """The busiest lane: what each further micro-batch takes at least."""
+        return max(self.down_f or 0.0, self.compute_f, self.up_f or 0.0)
+
+    @property
+    def lane_b(self) -> float:
+        return max(self.down_b or 0.0, self.compute_b, self.up_b or 0.0)
+
+    def _transfers(self, lanes: tuple[float | None, ...]) -> float:
+        return sum(lane + self.hop_s for lane in lanes if lane is not None)
+
+
+def tier_of(setting: Setting, stage: StagePlan) -> int:
+    """MB of a stage's functions."""
+    return stage.memory_mb or setting.platform.memory.default_mb
+
+
+def stage_times(
+    setting: Setting, stage: StagePlan, *, num_samples: int, is_last: bool
+) -> StageTimes:
+    """For micro-batches of `num_samples`, with the stage's tier, degree and recomputation."""
+    profile, platform = setting.profile, setting.platform
+    memory_mb = tier_of(setting, stage)
+    vcpu = platform.vcpu(memory_mb)
+    layers = range(stage.first_layer, stage.stop_layer)
+    forward = sum(profile.forward_s(i, vcpu=vcpu, micro_batch_size=num_samples) for i in layers)
+    backward = sum(profile.backward_s(i, vcpu=vcpu, micro_batch_size=num_samples) for i in layers)
+    trained = sum(profile.layers[i].trained for i in layers)
+    synchronises = stage.replicas > 1 and trained > 0
+    part = trained / stage.replicas if synchronises else 0.0
+
+    def up(num_bytes: float) -> float:
+        return setting.lane_latency_s + num_bytes / platform.up_bytes_per_s(memory_mb)
+
+    def down(num_bytes: float) -> float:
+        return setting.lane_latency_s + num_bytes / platform.down_bytes_per_s(memory_mb)
+
+    before = profile.layers[stage.first_layer - 1] if stage.first_layer else None
+    behind = None if is_last else profile.layers[stage.stop_layer - 1]
+    return StageTimes(
+        degree=stage.replicas,
+        down_f=None if before is None else down(before.output_bytes * num_samples),
+        compute_f=forward,
+        up_f=None if behind is None else up(behind.output_bytes * num_samples),
+        down_b=None if behind is None else down(behind.output_gradient * num_samples),
+        compute_b=backward + (forward if stage.recompute else 0.0),
+        up_b=None if before is None else up(before.output_gradient * num_samples),
+        hop_s=setting.hop_s,
+        synchronises=synchronises,
+        part_up_s=up(part) if synchronises else 0.0,
+        part_down_s=down(part) if synchronises else 0.0,
+        step_s=sum(profile.step_s(i, vcpu=vcpu) for i in layers),
+    )
+
+
+def plan_times(setting: Setting, plan: Plan, *, num_samples: int | None = None) -> list[StageTimes]:
+    """Of all stages. num_samples: of the micro-batch, the plan's size unless said."""
+    check_layers(setting, plan)
+    size = plan.micro_batch_size if num_samples is None else num_samples
+    last = plan.stages[-1]
+    return [
+        stage_times(setting, stage, num_samples=size, is_last=stage is last)
+        for stage in plan.stages
+    ]
+
+
+def check_layers(setting: Setting, plan: Plan) -> None:
+    if plan.num_layers != setting.profile.num_layers:
+        raise PlanError(
+            f"the plan covers {plan.num_layers} layers, the profile {setting.profile.name} has "
+            f"{setting.profile.num_layers}; plan again for this profile"
+        )

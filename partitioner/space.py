@@ -1,0 +1,140 @@
+"""What a planner may choose, and how far it may go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from funcpipe.errors import PlanError
+from funcpipe.partitioner.plan import METHODS, SCHEDULES
+from funcpipe.partitioner.setting import Setting
+from funcpipe.partitioner.waits import check_chain
+
+__all__ = ["RECOMPUTE", "Combination", "Space"]
+
+RECOMPUTE = ("never", "always", "choose")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Combination:
+    """What holds for all stages of a plan. degrees: those that each stage chooses from.
+
+    depth: under `1f1b`, micro-batches in flight at the first stage for each stage of the plan.
+    """
+
+    micro_batch_size: int
+    degrees: tuple[int, ...]
+    schedule: str = "gpipe"
+    depth: int = 1
+    sync: str = "pipelined"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """None lets the planner choose, within the platform.
+
+    micro_batch_sizes: samples (None: 1, 2, 4 ... and the batch). degrees: replicas of a stage.
+    per_stage: whether stages may differ in it. schedules: `gpipe`, `1f1b`. depths: under `1f1b`,
+    micro-batches in flight at the first stage for each stage of the plan. recompute: `never`,
+    `always`, or each stage's choice. sync: methods. tiers_mb: memory sizes. max_functions: of the
+    plan (None: as many as the platform runs at once). max_stages, min_stages: cuts.
+    """
+
+    micro_batch_sizes: tuple[int, ...] | None = None
+    degrees: tuple[int, ...] = (1, 2, 4, 8, 16)
+    per_stage: bool = False
+    schedules: tuple[str, ...] = ("gpipe",)
+    depths: tuple[int, ...] = (1, 2)
+    recompute: str = "never"
+    sync: tuple[str, ...] = ("pipelined",)
+    tiers_mb: tuple[int, ...] | None = None
+    max_functions: int | None = None
+    min_stages: int = 1
+    max_stages: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("micro_batch_sizes", "degrees", "depths", "tiers_mb"):
+            values = getattr(self, name)
+            if values is not None:
+                object.__setattr__(self, name, _counts(name, values))
+        _choices("schedules", self.schedules, SCHEDULES)
+        _choices("sync", self.sync, METHODS)
+        _choices("recompute", (self.recompute,), RECOMPUTE)
+        for name in ("max_functions", "min_stages", "max_stages"):
+            if (value := getattr(self, name)) is not None:
+                _counts(name, (value,))
+        if self.max_stages is not None and self.max_stages < self.min_stages:
+            raise PlanError(
+                f"min_stages is {self.min_stages} and max_stages {self.max_stages}; expected the "
+                "first to be the smaller one"
+            )
+        if self.per_stage:
+            check_chain(self.degrees)
+
+    def sizes(self, setting: Setting) -> tuple[int, ...]:
+        """Micro-batch sizes to try, growing; none above the batch."""
+        batch = setting.batch_size
+        if self.micro_batch_sizes is None:
+            powers = {1 << i for i in range(batch.bit_length()) if 1 << i <= batch}
+            return tuple(sorted(powers | {batch}))
+        for size in self.micro_batch_sizes:
+            if size > batch:
+                raise PlanError(
+                    f"a micro-batch of {size} samples is larger than the batch of {batch}; choose "
+                    f"at most {batch}"
+                )
+        return self.micro_batch_sizes
+
+    def tiers(self, setting: Setting) -> tuple[int, ...]:
+        """Memory sizes to try, growing; PlanError for one that the platform does not have."""
+        if self.tiers_mb is None:
+            return setting.tiers_mb
+        for size in self.tiers_mb:
+            setting.platform.check_memory(size, "memory to choose from")
+        return self.tiers_mb
+
+    def most_functions(self, setting: Setting) -> int | None:
+        """None: without a bound."""
+        limits = (self.max_functions, setting.platform.invocation.concurrency)
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def most_stages(self, setting: Setting) -> int:
+        """Never more than layers."""
+        layers = setting.profile.num_layers
+        if self.min_stages > layers:
+            raise PlanError(
+                f"at least {self.min_stages} stages were asked for, but the model has {layers} "
+                f"layers; ask for at most {layers}"
+            )
+        return layers if self.max_stages is None else min(layers, self.max_stages)
+
+    def combinations(self, setting: Setting) -> Iterator[Combination]:
+        """All that a plan has in common, in a fixed order. Degrees above M would idle."""
+        for size in self.sizes(setting):
+            useful = [d for d in self.degrees if d <= setting.num_micro_batches(size)]
+            groups = [tuple(useful)] if self.per_stage else [(d,) for d in useful]
+            for degrees in filter(None, groups):
+                for sync in self.sync:
+                    for schedule in self.schedules:
+                        for depth in (1,) if schedule == "gpipe" else self.depths:
+                            yield Combination(
+                                micro_batch_size=size,
+                                degrees=degrees,
+                                schedule=schedule,
+                                depth=depth,
+                                sync=sync,
+                            )
+
+
+def _counts(name: str, values: Sequence[int]) -> tuple[int, ...]:
+    good = isinstance(values, list | tuple) and values and all(
+        isinstance(v, int) and not isinstance(v, bool) and v >= 1 for v in values
+    )  # fmt: skip
+    if not good:
+        raise PlanError(f"{name} is {values!r:.80}; expected whole numbers from 1, at least one")
+    return tuple(sorted(set(values)))
+
+
+def _choices(name: str, values: Sequence[str], known: Sequence[str]) -> None:
+    if not values or any(value not in known for value in values):
+        raise PlanError(f"{name}: {values!r}; known: {', '.join(known)}")
