@@ -45,7 +45,5 @@ def sync_s(method: str, *, degree: int, up_s: float, down_s: float, hop_s: float
     if degree == 1:
         return 0.0
     if method not in _METHODS:
-        raise PlanError(
-            f"unknown synchronisation method {method!r}; known: {', '.join(_METHODS)}"
-        )
+        raise PlanError(f"unknown synchronisation method {method!r}; known: {', '.join(_METHODS)}")
     return _METHODS[method](degree, up_s, down_s, hop_s)

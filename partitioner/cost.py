@@ -127,9 +127,7 @@ def evaluate(setting: Setting, plan: Plan) -> Estimate:
             degree=stage.replicas, num_micro_batches=num, in_flight=plan.in_flight,
         )  # fmt: skip
         size = min(plan.micro_batch_size, setting.batch_size)
-        memory = memory_use(
-            setting.profile, stage, num_samples=size, held=held, is_last=is_last
-        )
+        memory = memory_use(setting.profile, stage, num_samples=size, held=held, is_last=is_last)
         fees = stage_fees(setting, stage, num_micro_batches=num, is_last=is_last)
         synchronising = stage_sync_s(one, plan.sync)
         limit, busy_s = _limit(one, -(-num // stage.replicas), synchronising)
@@ -149,9 +147,7 @@ def evaluate(setting: Setting, plan: Plan) -> Estimate:
     # Summed like this and not by stage: the form in which the solvers see it.
     per_s = sum(stage.fees.per_s for stage in stages)
     dollars = time.total_s * per_s + sum(stage.fees.per_step for stage in stages)
-    return Estimate(
-        time=time, dollars=dollars, stages=tuple(stages), num_micro_batches=num
-    )
+    return Estimate(time=time, dollars=dollars, stages=tuple(stages), num_micro_batches=num)
 
 
 def step_time(

@@ -72,8 +72,7 @@ def memory_use(
     return MemoryUse(
         base=profile.base_memory_bytes,
         state=sum(
-            layer.parameter_bytes + layer.trained * (1 + layer.optimizer_factor)
-            for layer in layers
+            layer.parameter_bytes + layer.trained * (1 + layer.optimizer_factor) for layer in layers
         ),
         activations=num_samples * activations,
         transfers=num_samples * (PREFETCH * received + outgoing + grad_out),

@@ -150,7 +150,9 @@ class _Layers:
         vcpus = [platform.vcpu(tier) for tier in tiers_mb]
         layers = range(profile.num_layers)
         chosen = {"micro_batch_size": min(size, setting.batch_size)}
-        self.forward = _sums([[profile.forward_s(i, vcpu=v, **chosen) for i in layers] for v in vcpus])
+        self.forward = _sums(
+            [[profile.forward_s(i, vcpu=v, **chosen) for i in layers] for v in vcpus]
+        )
         self.backward = _sums(
             [[profile.backward_s(i, vcpu=v, **chosen) for i in layers] for v in vcpus]
         )
