@@ -1,0 +1,157 @@
+"""Least dollars of plans, which is what makes the search exact and short.
+
+Dollars are a product: seconds x dollars per second, + fees. Plans are told apart by *cells*: the
+plan's time lies in [t_low, t_high], and its waits in [w_low, w_high]. Within a cell the product is at
+least its McCormick envelope t_low P + p (T - t_low), where p is the least P there. That is
+linear in what stages add, so the least over all completions of a label is a shortest path. A price
+on the time of fills, for several prices, brings in that the plan must end by t_high (Lagrangian
+relaxation), and rows that no plan of the cell can have are left out. Cells that cannot win are
+dropped, others are split: the relaxation gets as tight as the cells are small.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import dataclass
+
+import numpy as np
+
+from funcpipe.partitioner.labels import Pipeline
+from funcpipe.partitioner.objective import Goal
+from funcpipe.partitioner.rows import Floats, Least, Rows
+
+__all__ = ["Bounds", "Cells"]
+
+PRICES = 5
+SLACK = 1 + 1e-9
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Arrays of one entry a cell: seconds."""
+
+    t_low: Floats
+    t_high: Floats
+    w_low: Floats
+    w_high: Floats
+
+    def __len__(self) -> int:
+        return len(self.t_low)
+
+    @staticmethod
+    def grid(times: Floats, waits: Floats) -> Cells:
+        """Cells between neighbouring times and waits."""
+        t, w = (index.ravel() for index in np.indices((len(times) - 1, len(waits) - 1)))
+        return Cells(times[t], times[t + 1], waits[w], waits[w + 1])
+
+    def take(self, which: np.ndarray) -> Cells:
+        return Cells(self.t_low[which], self.t_high[which], self.w_low[which], self.w_high[which])
+
+    def split(self) -> Cells:
+        """Each cut in two, in the direction in which it is wider."""
+        middle_t = np.sqrt(self.t_low * self.t_high)
+        middle_w = (self.w_low + self.w_high) / 2
+        by_time = self.t_high - self.t_low >= self.w_high - self.w_low
+        low = Cells(
+            self.t_low, np.where(by_time, middle_t, self.t_high),
+            self.w_low, np.where(by_time, self.w_high, middle_w),
+        )  # fmt: skip
+        high = Cells(
+            np.where(by_time, middle_t, self.t_low), self.t_high,
+            np.where(by_time, self.w_low, middle_w), self.w_high,
+        )  # fmt: skip
+        return Cells(*(np.concatenate(pair) for pair in zip(_arrays(low), _arrays(high), strict=True)))
+
+
+def _arrays(cells: Cells) -> tuple[Floats, ...]:
+    return cells.t_low, cells.t_high, cells.w_low, cells.w_high
+
+
+class Bounds:
+    """Shortest paths over completions, by cell, price and cut.
+
+    value: least of t_low p + fees + price x fills; per_s: least of p + price x fills.
+    """
+
+    def __init__(self, pipeline: Pipeline, cells: Cells) -> None:
+        rows, least = pipeline.rows, pipeline.least
+        self.cells, self.least = cells, least
+        table = rows.table
+        # Prices of a second of fills: around the dollars per second that plans have.
+        self.prices = least.per_s[-1] * np.geomspace(0.5, 24.0, PRICES)
+        self.prices_per_s = self.prices / cells.t_low.mean()
+        shape = (len(cells), PRICES, rows.num_layers + 1)
+        self.value, self.per_s = np.full(shape, np.inf), np.full(shape, np.inf)
+        self.value[:, :, 0] = self.per_s[:, :, 0] = 0.0
+        allowed = _allowed(pipeline, cells)
+        for cut in range(1, rows.num_layers + 1):
+            here = rows.at(cut)
+            used = np.flatnonzero(allowed[:, here].any(axis=0)) + here.start
+            if not len(used):
+                continue
+            start, fill = table.start[used], rows.fill[used]
+            shut = np.where(allowed[:, used], 0.0, np.inf)
+            own = cells.t_low[:, None] * table.per_s[used] + table.per_step[used] + shut
+            self.value[:, :, cut] = _shortest(self.value, start, own, self.prices, fill)
+            own = table.per_s[used] + shut
+            self.per_s[:, :, cut] = _shortest(self.per_s, start, own, self.prices_per_s, fill)
+
+    def only(self, alive: np.ndarray) -> Bounds:
+        """Of these cells alone."""
+        few = copy(self)
+        few.cells = self.cells.take(alive)
+        few.value, few.per_s = self.value[alive], self.per_s[alive]
+        return few
+
+    def values(
+        self, goal: Goal, cut: int, own: Floats, wait: Floats, total: Floats,
+        per_s: Floats, per_step: Floats,
+    ) -> tuple[Floats, Floats]:
+        """Least value of the goal that labels at `cut` can come to in each cell, infinite where
+        they cannot be in it, and the least time there. Arrays [label, cell].
+
+        own, wait, total: `Pipeline.certain`. per_s, per_step: the label's dollars.
+        """  # fmt: skip
+        cells = self.cells
+        start = np.maximum(cells.t_low, total[:, None])
+        used = own[:, None] + np.maximum(cells.w_low, wait[:, None])
+        shut = (start > cells.t_high * SLACK) | (wait[:, None] > cells.w_high * SLACK)
+        room = cells.t_high * SLACK - used  # for the completion's fills
+        shut |= room < self.least.fill[cut]
+        none = ~np.isfinite(self.per_s[:, 0, cut])
+        shut, room = shut | none, np.maximum(room, 0.0)
+        more = (self.per_s[:, :, cut] - self.prices_per_s * room[:, :, None]).max(axis=2)
+        more = np.where(none, 0.0, np.maximum(more, self.least.per_s[cut]))
+        slope = per_s[:, None] + more
+        plain = start * slope + per_step[:, None] + self.least.per_step[cut]
+
+        def envelope(extra: float) -> Floats:
+            # extra x T + T P + fees, with T >= used + the completion's fills.
+            over = (slope + extra)[:, :, None] - self.prices
+            span = np.where(over >= 0, self.least.fill[cut], room[:, :, None])
+            completion = (self.value[:, :, cut] + over * span).max(axis=2)
+            fixed = cells.t_low * per_s[:, None] + per_step[:, None] - slope * cells.t_low
+            linear = fixed + (slope + extra) * used + completion
+            return np.maximum(linear, plain + extra * start)
+
+        if goal.max_cost < np.inf:
+            shut |= envelope(0.0) > goal.max_cost * SLACK
+        if goal.cost_weight:
+            value = goal.cost_weight * envelope(goal.time_weight / goal.cost_weight)
+        else:
+            value = goal.time_weight * start
+        return np.where(shut, np.inf, value), start
+
+
+def _shortest(known: Floats, start: np.ndarray, own: Floats, prices: Floats, fill: Floats) -> Floats:
+    return (known[:, :, start] + own[:, None, :] + prices[:, None] * fill).min(axis=2)
+
+
+def _allowed(pipeline: Pipeline, cells: Cells) -> np.ndarray:
+    """Which rows a plan of each cell may have."""
+    rows, least = pipeline.rows, pipeline.least
+    table = rows.table
+    others = least.fill[table.start] + rows.fill + least.behind[table.stop] + least.tail[-1]
+    by_waits = others + np.maximum(rows.wait, cells.w_low[:, None]) <= cells.t_high[:, None] * SLACK
+    by_waits &= rows.wait <= cells.w_high[:, None] * SLACK
+    return by_waits & (pipeline.fastest() <= cells.t_high[:, None] * SLACK)
