@@ -80,7 +80,7 @@ class Sweep:
         high += len(rows.counts) * rows.wait.max() + max(table.tail.max(), 0.0)
         high = max(min(high, self.goal.max_time_s) * SLACK, low)
         if low > self.goal.max_time_s * SLACK:
-            return Cells.grid(np.empty(0), np.empty(0))
+            return Cells.grid(np.empty(1), np.empty(1))
         times = np.geomspace(max(low, 1e-12 * high), max(high, low * SLACK), 9)
         if self.is_1f1b:
             return Cells.grid(times, np.zeros(2))
