@@ -62,9 +62,7 @@ class _Front:
         self.plans[first:last] = [self.sweep.table.plan(rows())]
 
 
-def find_front(
-    problem: Problem, goal: Goal, *, deadline: Deadline, spacing: float = 1e-3
-) -> Found:
+def find_front(problem: Problem, goal: Goal, *, deadline: Deadline, spacing: float = 1e-3) -> Found:
     """The Pareto front within the goal's bounds, of gpipe plans.
 
     Each plan on it is a true optimum up to `spacing`: no plan that is as fast costs less than
