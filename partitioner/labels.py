@@ -165,9 +165,10 @@ class Gpipe(Pipeline):
         return np.column_stack([forward, backward, end, state[:, 3:]])
 
     def fastest(self) -> Floats:
-        table, least = self.rows.table, self.least
-        fills = least.fill[table.start] + self.rows.fill + least.behind[table.stop]
-        return fills + np.maximum(self.rows.wait, least.wait[-1]) + least.tail[-1]
+        table, least, rows = self.rows.table, self.least, self.rows
+        by_first = least.fill[table.start] + np.maximum(rows.wait, least.wait[-1]) + least.tail[-1]
+        by_own_end = least.fill_f[table.start] + rows.wait + table.tail
+        return rows.fill + least.behind[table.stop] + np.maximum(by_first, by_own_end)
 
 
 class OneForward(Pipeline):
