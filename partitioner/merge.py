@@ -4,6 +4,9 @@ Every plan of the merged chain is a plan of the original one with the same time,
 (`Merged.expand`): a merged layer's figures are the sums of its layers', and what crosses a cut
 behind it is what crosses there. So merging loses plans and invents none. What that can cost is
 bounded by planning once more, for `Merged.relaxed`; see there.
+
+Times are sums for micro-batch sizes within those of the profile. Beyond them, where times are kept
+from growing too slowly layer by layer, the original may be slower than the merged chain says.
 """
 
 from __future__ import annotations
@@ -120,16 +123,14 @@ class Merged:
         ]
 
 
-def loss_at_most(merged_value: float, relaxed_bound: float) -> float:
-    """How much better, as a part of its own value, a plan of the original chain could be at most.
+def loss_at_most(value: float, relaxed_bound: float) -> float:
+    """By what part of its value a plan could be improved at most, had nothing been merged.
 
-    merged_value: of the best known plan of `Merged.profile`. relaxed_bound: no plan of
-    `Merged.relaxed` has less (a solver's `Outcome.bound`). 0.05: the original's best plan has
-    at least 95 % of merged_value. Where the conditions of `Merged.relaxed` hold, a bound.
+    value: of the plan, as `Merged.expand` gives it. relaxed_bound: no plan of `Merged.relaxed` has
+    less (a solver's `Outcome.bound`). 0.05: no plan of the original chain has less than 95 % of
+    value. A bound where the conditions of `Merged.relaxed` hold.
     """
-    if merged_value <= 0:
-        return 0.0
-    return min(1.0, max(0.0, 1 - relaxed_bound / merged_value))
+    return min(1.0, max(0.0, 1 - relaxed_bound / value)) if value > 0 else 0.0
 
 
 def merge(
