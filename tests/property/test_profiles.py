@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -260,6 +261,36 @@ def test_merging_costs_no_more_than_the_bound_says(
         assert middle <= high * (1 + 1e-9)
         if high < math.inf:
             assert middle >= high * (1 - loss_at_most(high, low)) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("cheap", [0, 1, 2])
+@pytest.mark.parametrize("figure", ["output_bytes", "output_gradient_bytes"])
+def test_the_bound_is_tight_where_all_weight_is_in_anchors(cheap: int, figure: str) -> None:
+    # Given two heavy layers, and cuts between them of which one is cheap
+    flat = ((0.0,),)
+    weights = [((0.3,),), flat, flat, ((0.3,),)]
+    sizes = [1.0 * MB if i == cheap else 5.0 * MB for i in range(4)]
+    profile = ModelProfile(
+        name="two heavy ones",
+        layers=tuple(
+            LayerProfile(
+                name=f"l{i}",
+                forward_s=weight,
+                backward_s=weight,
+                **{"output_bytes": MB, "output_gradient_bytes": MB, figure: size},
+            )
+            for i, (weight, size) in enumerate(zip(weights, sizes, strict=True))
+        ),
+        input_bytes=MB,
+    )
+    # When it is merged at the middle
+    merged = merged_at(profile, (0, 2, 4))
+    bound, best, value = (
+        least(one, (1,), False) for one in (merged.relaxed, profile, merged.profile)
+    )
+    # Then the bound is what the original reaches, and the merged chain only where it kept that cut
+    assert bound == pytest.approx(best, rel=1e-12)
+    assert (value[0] > best[0] * 1.01) == (cheap != 1)
 
 
 def merged_at(profile: ModelProfile, bounds: tuple[int, ...]) -> Merged:
