@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
+from math import isclose
 from typing import Any
 
 from funcpipe.partitioner.collective import sync_s
@@ -20,11 +21,14 @@ from funcpipe.partitioner.plan import Plan
 from funcpipe.partitioner.setting import Setting
 from funcpipe.partitioner.simulate import simulated_step_s
 from funcpipe.partitioner.waits import waits_s
+from funcpipe.schedule.program import PREFETCH
 
 __all__ = ["Estimate", "StageEstimate", "StepTime", "evaluate", "step_time"]
 
 MB = 2**20
 EXACT, BOUND, SIMULATED = "exact", "upper bound", "simulated"
+
+_StageLanes = tuple[float | None, float, float | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +36,8 @@ class StepTime:
     """Seconds of a training step and its parts. forward_s: until the last stage has the last
     output. backward_s, tail_s: of the stage that ends last, until its gradients are final, and
     from there on: synchronisation and optimiser. how: `exact` within the model, an `upper bound`
-    (batches that do not divide evenly, or degrees that differ), or `simulated`.
+    (batches that do not divide evenly, degrees that differ, and the cases of `gpipe_s`), or
+    `simulated`.
     """
 
     total_s: float
@@ -109,15 +114,16 @@ def evaluate(setting: Setting, plan: Plan) -> Estimate:
     step (FuncPipe section 4.2, with requests and transfer added). Memory that does not fit is not
     refused here: see `Estimate.fits`.
     """
-    times = plan_times(setting, plan)
-    num = setting.num_micro_batches(plan.micro_batch_size)
+    size = min(plan.micro_batch_size, setting.batch_size)
+    times = plan_times(setting, plan, num_samples=size)
+    num = setting.num_micro_batches(size)
     time = step_time(
         times,
         num_micro_batches=num,
         schedule=plan.schedule,
         in_flight=plan.in_flight,
         sync=plan.sync,
-        whole=setting.batch_size % plan.micro_batch_size == 0,
+        whole=setting.batch_size % size == 0,
     )
     stages = []
     for number, (stage, one) in enumerate(zip(plan.stages, times, strict=True)):
@@ -126,7 +132,6 @@ def evaluate(setting: Setting, plan: Plan) -> Estimate:
             schedule=plan.schedule, stage=number, num_stages=len(plan.stages),
             degree=stage.replicas, num_micro_batches=num, in_flight=plan.in_flight,
         )  # fmt: skip
-        size = min(plan.micro_batch_size, setting.batch_size)
         memory = memory_use(setting.profile, stage, num_samples=size, held=held, is_last=is_last)
         fees = stage_fees(setting, stage, num_micro_batches=num, is_last=is_last)
         synchronising = stage_sync_s(one, plan.sync)
@@ -172,13 +177,58 @@ def step_time(
     ends = backward_ends_s(times, num_micro_batches)
     tails = [tail_s(one, sync) for one in times]
     last = max(range(len(times)), key=lambda s: ends[s] + tails[s])
+    total = forward + ends[last] + tails[last]
+    exact = even and isclose(
+        total, gpipe_s(times, num_micro_batches // degrees[0], sync), rel_tol=1e-12
+    )
     return StepTime(
-        total_s=forward + ends[last] + tails[last],
+        total_s=total,
         forward_s=forward,
         backward_s=ends[last],
         tail_s=tails[last],
-        how=EXACT if even else BOUND,
+        how=EXACT if exact else BOUND,
     )
+
+
+def gpipe_s(times: Sequence[StageTimes], num_each: int, sync: str) -> float:
+    """Seconds of a step, exactly, for one degree and num_each micro-batches for every replica.
+
+    `step_time` gives more in two cases, because solvers need a sum over stages: where a hop is so
+    long that the window of `PREFETCH` messages counts, and num_each is even (the last micro-batch
+    waits for one of another lane only); and where a stage without synchronisation ends last,
+    whose optimiser does not wait for gradients that have piled up to be sent.
+    """
+    hop = times[0].hop_s
+    forward = sum(one.fill_f for one in times) + _exact_waits_s(
+        [(one.down_f, one.compute_f, one.up_f) for one in times], hop, num_each
+    )
+    most, fill = 0.0, 0.0
+    behind: list[_StageLanes] = []
+    for one in reversed(times):
+        lanes = (one.down_b, one.compute_b, one.up_b)
+        if one.synchronises:
+            waits = _exact_waits_s([*behind, lanes], hop, num_each)
+            own = one.fill_b - (0.0 if one.up_b is None else hop)
+        else:
+            waits = _exact_waits_s([*behind, (one.down_b, one.compute_b, None)], hop, num_each)
+            own = one.compute_b + (0.0 if one.down_b is None else one.down_b + hop)
+        most = max(most, fill + own + waits + stage_sync_s(one, sync) + one.step_s)
+        fill += one.fill_b
+        behind.append(lanes)
+    return forward + most
+
+
+def _exact_waits_s(lanes: Sequence[_StageLanes], hop_s: float, num_each: int) -> float:
+    """The longest chain of waits: for one micro-batch on a lane, for `PREFETCH` by the window.
+
+    lanes: seconds of download, computation and upload in each stage.
+    """
+    lane = max(max(down or 0.0, compute, up or 0.0) for down, compute, up in lanes)
+    window = max(
+        (down + hop_s + compute for down, compute, _ in lanes if down is not None), default=0.0
+    )
+    num_windows = (num_each - 1) // PREFETCH
+    return (num_each - 1) * lane + num_windows * max(0.0, window - PREFETCH * lane)
 
 
 def forward_s(times: Sequence[StageTimes], num_micro_batches: int) -> float:
