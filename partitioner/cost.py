@@ -36,8 +36,7 @@ class StepTime:
     """Seconds of a training step and its parts. forward_s: until the last stage has the last
     output. backward_s, tail_s: of the stage that ends last, until its gradients are final, and
     from there on: synchronisation and optimiser. how: `exact` within the model, an `upper bound`
-    (batches that do not divide evenly, degrees that differ, and the cases of `gpipe_s`), or
-    `simulated`.
+    (a last micro-batch that is smaller, and the two cases of `gpipe_s`), or `simulated`.
     """
 
     total_s: float
@@ -165,8 +164,6 @@ def step_time(
     whole: bool = True,
 ) -> StepTime:
     """Seconds of a step. whole: whether all micro-batches have the size that `times` are for."""
-    degrees = [one.degree for one in times]
-    even = whole and len(set(degrees)) == 1 and num_micro_batches % degrees[0] == 0
     if schedule != "gpipe":
         total = simulated_step_s(
             times, num_micro_batches=num_micro_batches, schedule=schedule, in_flight=in_flight,
@@ -178,8 +175,10 @@ def step_time(
     tails = [tail_s(one, sync) for one in times]
     last = max(range(len(times)), key=lambda s: ends[s] + tails[s])
     total = forward + ends[last] + tails[last]
-    exact = even and isclose(
-        total, gpipe_s(times, num_micro_batches // degrees[0], sync), rel_tol=1e-12
+    # Without hops, and where all gradients have been sent at the end, there is nothing to check.
+    plain = times[0].hop_s == 0 and (times[last].synchronises or last == 0)
+    exact = whole and (
+        plain or isclose(total, gpipe_s(times, num_micro_batches, sync), rel_tol=1e-12)
     )
     return StepTime(
         total_s=total,
@@ -190,45 +189,55 @@ def step_time(
     )
 
 
-def gpipe_s(times: Sequence[StageTimes], num_each: int, sync: str) -> float:
-    """Seconds of a step, exactly, for one degree and num_each micro-batches for every replica.
+def gpipe_s(times: Sequence[StageTimes], num_micro_batches: int, sync: str) -> float:
+    """Seconds of a step under gpipe, exactly, if all micro-batches have the size of `times`.
 
     `step_time` gives more in two cases, because solvers need a sum over stages: where a hop is so
-    long that the window of `PREFETCH` messages counts, and num_each is even (the last micro-batch
-    waits for one of another lane only); and where a stage without synchronisation ends last,
-    whose optimiser does not wait for gradients that have piled up to be sent.
+    long that the window of `PREFETCH` messages counts (which is here a wait of its own, shared by
+    `PREFETCH` micro-batches), and where a stage without synchronisation ends last, whose optimiser
+    does not wait for gradients that have piled up to be sent.
     """
-    hop = times[0].hop_s
-    forward = sum(one.fill_f for one in times) + _exact_waits_s(
-        [(one.down_f, one.compute_f, one.up_f) for one in times], hop, num_each
-    )
-    most, fill = 0.0, 0.0
-    behind: list[_StageLanes] = []
+    hop, budget = times[0].hop_s, num_micro_batches - 1
+    forward = _Waits(hop)
+    for one in times:
+        forward.add(one.degree, one.down_f, one.compute_f, one.up_f)
+    most, fill, behind = 0.0, 0.0, _Waits(hop)
     for one in reversed(times):
-        lanes = (one.down_b, one.compute_b, one.up_b)
+        before_sending = behind.copy()
+        before_sending.add(one.degree, one.down_b, one.compute_b, None)
+        behind.add(one.degree, one.down_b, one.compute_b, one.up_b)
         if one.synchronises:
-            waits = _exact_waits_s([*behind, lanes], hop, num_each)
-            own = one.fill_b - (0.0 if one.up_b is None else hop)
+            end = behind.longest_s(budget) + one.fill_b - (0.0 if one.up_b is None else hop)
         else:
-            waits = _exact_waits_s([*behind, (one.down_b, one.compute_b, None)], hop, num_each)
-            own = one.compute_b + (0.0 if one.down_b is None else one.down_b + hop)
-        most = max(most, fill + own + waits + stage_sync_s(one, sync) + one.step_s)
+            received = 0.0 if one.down_b is None else one.down_b + hop
+            end = before_sending.longest_s(budget) + received + one.compute_b
+        most = max(most, fill + end + stage_sync_s(one, sync) + one.step_s)
         fill += one.fill_b
-        behind.append(lanes)
-    return forward + most
+    return sum(one.fill_f for one in times) + forward.longest_s(budget) + most
 
 
-def _exact_waits_s(lanes: Sequence[_StageLanes], hop_s: float, num_each: int) -> float:
-    """The longest chain of waits: for one micro-batch on a lane, for `PREFETCH` by the window.
+class _Waits:
+    """What a micro-batch may have to wait for: the lanes and windows of some stages."""
 
-    lanes: seconds of download, computation and upload in each stage.
-    """
-    lane = max(max(down or 0.0, compute, up or 0.0) for down, compute, up in lanes)
-    window = max(
-        (down + hop_s + compute for down, compute, _ in lanes if down is not None), default=0.0
-    )
-    num_windows = (num_each - 1) // PREFETCH
-    return (num_each - 1) * lane + num_windows * max(0.0, window - PREFETCH * lane)
+    def __init__(self, hop_s: float) -> None:
+        self.hop_s = hop_s
+        self.seconds: list[float] = []
+        self.degrees: list[int] = []
+
+    def copy(self) -> _Waits:
+        other = _Waits(self.hop_s)
+        other.seconds, other.degrees = self.seconds[:], self.degrees[:]
+        return other
+
+    def add(self, degree: int, down: float | None, compute: float, up: float | None) -> None:
+        self.seconds.append(max(down or 0.0, compute, up or 0.0))
+        self.degrees.append(degree)
+        if down is not None and self.hop_s:
+            self.seconds.append(down + self.hop_s + compute)
+            self.degrees.append(PREFETCH * degree)
+
+    def longest_s(self, budget: int) -> float:
+        return waits_s(self.seconds, self.degrees, budget)
 
 
 def forward_s(times: Sequence[StageTimes], num_micro_batches: int) -> float:

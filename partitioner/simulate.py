@@ -155,13 +155,13 @@ def simulated_step_s(
     Replica r of a stage then deals with replicas r only, and all that have equally many
     micro-batches do the same at the same times: the first and the last one stand for all.
     """
+    _check(times, num_micro_batches, schedule, in_flight, sync)
     degree = times[0].degree
     if any(one.degree != degree for one in times):
         return simulate(
             times, num_micro_batches=num_micro_batches, schedule=schedule, in_flight=in_flight,
             sync=sync,
         ).step_s  # fmt: skip
-    _check(times, num_micro_batches, schedule, in_flight, sync)
     num_longer = num_micro_batches % degree
     followed = {0, degree - 1} if num_longer else {0}
     orders = _orders(times, num_micro_batches, schedule, in_flight, followed=followed)
@@ -188,8 +188,8 @@ def _alike_end_s(times: StageTimes, lanes: Lanes, num_longer: int, sync: str) ->
         return max(lanes.compute[0], lanes.up[0]) + one_s
     longer = np.arange(times.degree) < num_longer
     part = {
-        Kind.SEND_P: np.full(times.degree, times.part_up_s),
-        Kind.RECV_P: np.full(times.degree, times.part_down_s),
+        Kind.SEND_P: np.full(times.degree, float(times.part_up_s)),
+        Kind.RECV_P: np.full(times.degree, float(times.part_down_s)),
     }
     part[Kind.SEND_S], part[Kind.RECV_S] = part[Kind.SEND_P], part[Kind.RECV_P]
     exchange = Exchange(
@@ -265,7 +265,7 @@ class _Steps:
             if usual is None:
                 found[name] = None
                 continue
-            seconds = np.full(self.num_micro_batches, usual)
+            seconds = np.full(self.num_micro_batches, float(usual))
             seconds[-1] = last
             seconds *= self.slowness[s][kind.lane][replicas]
             seconds *= self.noise.factors(number, s, kind, self.num_micro_batches)

@@ -48,17 +48,15 @@ def random_plan(
     micro_batch_size: int = 4,
     schedule: str = "gpipe",
     sync: str = "pipelined",
-    one_degree: bool = False,
 ) -> Plan:
     chance = random.Random(seed)
     num_stages = chance.randint(1, min(4, profile.num_layers))
     cuts = sorted(chance.sample(range(1, profile.num_layers), num_stages - 1))
-    same = chance.choice(degrees)
     stages = tuple(
         StagePlan(
             first_layer=start,
             stop_layer=stop,
-            replicas=same if one_degree else chance.choice(degrees),
+            replicas=chance.choice(degrees),
             memory_mb=chance.choice(tiers_mb),
             recompute=chance.random() < 0.3,
         )
