@@ -50,7 +50,7 @@ class Timeline:
     def add_round(
         self, place: tuple[int, int], kind: Kind, turn: int, start_s: Floats, end_s: Floats
     ) -> None:
-        """Of all replicas of a step and stage at once, each dealing with the one `turn` places on."""
+        """Of all replicas of a stage in a step, each dealing with the one `turn` places on."""
         self._together.append((place, kind, turn, start_s, end_s))
 
     def __len__(self) -> int:
