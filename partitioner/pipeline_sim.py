@@ -50,8 +50,8 @@ class Lanes:
 
 @dataclass(frozen=True, slots=True)
 class StagePart:
-    """One stage in a step. orders: of each replica, as from `order_of`; empty where a replica is
-    not followed. lanes: moved on by `run_pipeline`.
+    """One stage in a step. orders: of each replica that is followed, as from `order_of`. lanes:
+    moved on by `run_pipeline`.
     """
 
     degree: int

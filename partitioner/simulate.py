@@ -8,7 +8,7 @@ deleting take no time. Costs and `cost.py`'s formulas are held to it by tests.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -152,8 +152,9 @@ def simulated_step_s(
 ) -> float:
     """Seconds of one step, as `simulate` says; much faster if all stages have one degree.
 
-    Replica r of a stage then deals with replicas r only, and all that have equally many
-    micro-batches do the same at the same times: the first and the last one stand for all.
+    Replica r of a stage then deals with replicas r only, so that each r is a pipeline by itself.
+    Those with equally many micro-batches do the same at the same times, and one that has one less
+    is never later. The first one thus is the last, and synchronisation ends as if all were as late.
     """
     _check(times, num_micro_batches, schedule, in_flight, sync)
     degree = times[0].degree
@@ -162,44 +163,21 @@ def simulated_step_s(
             times, num_micro_batches=num_micro_batches, schedule=schedule, in_flight=in_flight,
             sync=sync,
         ).step_s  # fmt: skip
-    num_longer = num_micro_batches % degree
-    followed = {0, degree - 1} if num_longer else {0}
-    orders = _orders(times, num_micro_batches, schedule, in_flight, followed=followed)
+    orders = _orders(times, num_micro_batches, schedule, in_flight, first_only=True)
     parts = [
-        StagePart(degree, own, _plain_seconds(one, num_micro_batches), Lanes.idle(degree))
+        StagePart(degree, own, _plain_seconds(one, num_micro_batches), Lanes.idle(1))
         for one, own in zip(times, orders, strict=True)
     ]
     run_pipeline(parts, num_micro_batches=num_micro_batches, hop_s=times[0].hop_s)
-    end_s = 0.0
+    ends = []
     for one, part in zip(times, parts, strict=True):
-        end_s = max(end_s, _alike_end_s(one, part.lanes, num_longer, sync) + one.step_s)
-    return end_s
-
-
-def _alike_end_s(times: StageTimes, lanes: Lanes, num_longer: int, sync: str) -> float:
-    """When the last replica may do its optimiser's step."""
-    if not times.synchronises:
-        return max(lanes.compute)
-    if not num_longer:
-        one_s = sync_s(
-            sync, degree=times.degree, up_s=times.part_up_s, down_s=times.part_down_s,
-            hop_s=times.hop_s,
-        )  # fmt: skip
-        return max(lanes.compute[0], lanes.up[0]) + one_s
-    longer = np.arange(times.degree) < num_longer
-    part = {
-        Kind.SEND_P: np.full(times.degree, float(times.part_up_s)),
-        Kind.RECV_P: np.full(times.degree, float(times.part_down_s)),
-    }
-    part[Kind.SEND_S], part[Kind.RECV_S] = part[Kind.SEND_P], part[Kind.RECV_P]
-    exchange = Exchange(
-        ready=np.where(longer, lanes.compute[0], lanes.compute[-1]),
-        down=np.where(longer, lanes.down[0], lanes.down[-1]),
-        up=np.where(longer, lanes.up[0], lanes.up[-1]),
-        hop_s=times.hop_s,
-        seconds=lambda kind, turn: part[kind],
-    )
-    return float(synchronise(sync, exchange).max())
+        end_s = part.lanes.compute[0]
+        if one.synchronises:
+            end_s = max(end_s, part.lanes.up[0]) + sync_s(
+                sync, degree=degree, up_s=one.part_up_s, down_s=one.part_down_s, hop_s=one.hop_s
+            )
+        ends.append(end_s + one.step_s)
+    return max(ends)
 
 
 @dataclass(kw_only=True)
@@ -335,9 +313,9 @@ def _orders(
     schedule: str,
     in_flight: int | None,
     *,
-    followed: Collection[int] | None = None,
+    first_only: bool = False,
 ) -> list[list[tuple[int, ...]]]:
-    """Of each stage's replicas; empty for those that are not followed (None: all are)."""
+    """Of each stage's replicas, or of its first one."""
     return [
         [
             order_of(
@@ -349,9 +327,7 @@ def _orders(
                 degree=one.degree,
                 in_flight=in_flight,
             )
-            if followed is None or r in followed
-            else ()
-            for r in range(one.degree)
+            for r in range(1 if first_only else one.degree)
         ]
         for s, one in enumerate(times)
     ]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from funcpipe.partitioner.collective import sync_s
+from funcpipe.partitioner.collective_sim import Exchange, synchronise
 from funcpipe.partitioner.cost import (
     EXACT,
     backward_ends_s,
@@ -21,9 +23,10 @@ from funcpipe.partitioner.cost import (
 )
 from funcpipe.partitioner.lanes import StageTimes
 from funcpipe.partitioner.memory import held_micro_batches
+from funcpipe.partitioner.noise import Floats
 from funcpipe.partitioner.simulate import Simulation, simulate
 from funcpipe.partitioner.waits import check_chain, counts_of, waits_s
-from funcpipe.schedule.action import Kind
+from funcpipe.schedule.action import Kind, Lane
 from funcpipe.schedule.order import compute_order
 from tests.property.stage_times import (
     METHODS,
@@ -170,6 +173,27 @@ def test_a_synchronisation_takes_what_its_closed_form_says(
     told = sync_s(method, degree=n, up_s=up_s, down_s=down_s, hop_s=hop_s)
     assert told == pytest.approx(found, rel=1e-12)
     assert stage_sync_s(alone, method) == told
+
+
+@settings(max_examples=300, deadline=None)
+@given(METHODS, st.lists(st.tuples(SECONDS, SECONDS), min_size=2, max_size=9), SECONDS, SECONDS,
+       SECONDS)  # fmt: skip
+def test_replicas_that_begin_earlier_do_not_shorten_a_synchronisation(
+    method: str, begins: list[tuple[float, float]], up_s: float, down_s: float, hop_s: float
+) -> None:
+    # Given replicas whose gradients are final, and uplinks free, at any times.
+    final, free = (np.array(column) for column in zip(*begins, strict=True))
+    n = len(begins)
+
+    def seconds(kind: Kind, turn: int) -> Floats:
+        del turn
+        return np.full(n, up_s if kind.lane is Lane.UP else down_s)
+
+    exchange = Exchange(ready=final, down=final, up=free, hop_s=hop_s, seconds=seconds)
+    done = synchronise(method, exchange)
+
+    told = sync_s(method, degree=n, up_s=up_s, down_s=down_s, hop_s=hop_s)
+    assert done.max() == pytest.approx(np.maximum(final, free).max() + told, rel=1e-12)
 
 
 lanes = st.lists(st.tuples(SECONDS, st.integers(1, 6)), min_size=1, max_size=4)

@@ -61,6 +61,11 @@ def assert_rows_are_stages(table: Table, rows: list[int], told: Estimate) -> Non
         columns = {
             "fill_f": times.fill_f, "fill_b": times.fill_b,
             "lane_f": times.lane_f, "lane_b": times.lane_b,
+            "lane_both": max(
+                times.compute_f + times.compute_b,
+                (times.down_f or 0) + (times.down_b or 0),
+                (times.up_f or 0) + (times.up_b or 0),
+            ),
             "tail": tail_s(times, table.combination.sync),
             "per_s": stage.fees.per_s, "per_step": stage.fees.per_step,
             "memory_mb": stage.memory_mb, "degree": stage.degree,
