@@ -98,7 +98,8 @@ class Alive:
 class Bounds:
     """Shortest paths over completions, by cell, price and cut.
 
-    value: least of t_low p + fees + price x fills; per_s: least of p + price x fills.
+    value: least of t_low p + fees + price x fills; per_s: least of p + price x fills. allowed: which
+    rows a plan of each cell may have.
     """
 
     def __init__(self, pipeline: Pipeline, cells: Cells) -> None:
@@ -111,7 +112,7 @@ class Bounds:
         shape = (len(cells), PRICES, rows.num_layers + 1)
         self.value, self.per_s = np.full(shape, np.inf), np.full(shape, np.inf)
         self.value[:, :, 0] = self.per_s[:, :, 0] = 0.0
-        allowed = _allowed(pipeline, cells)
+        self.allowed = allowed = _allowed(pipeline, cells)
         for cut in range(1, rows.num_layers + 1):
             here = rows.at(cut)
             used = np.flatnonzero(allowed[:, here].any(axis=0)) + here.start
@@ -129,6 +130,7 @@ class Bounds:
         few = copy(self)
         few.cells = self.cells.take(alive)
         few.value, few.per_s = self.value[alive], self.per_s[alive]
+        few.allowed = self.allowed[alive]
         return few
 
     def alive(

@@ -212,25 +212,34 @@ def pipeline_of(rows: Rows, least: Least) -> Pipeline:
     return kinds[rows.table.combination.schedule](rows, least)
 
 
-def nondominated(columns: Floats, order: Ints) -> Ints:
-    """Of rows in this order, those that no kept row before them is as good as in every column."""
-    left, kept = order, []
+def nondominated(columns: Floats) -> Ints:
+    """Rows that no other row is as good as in every column; of equal rows the first.
+
+    Rows are compared in blocks in the order of the last column, then of their sum: what is as good
+    as a row in every column comes before it. A row that is better than a whole block in some column
+    need not be compared with it.
+    """
+    scaled = columns / np.maximum(np.abs(columns).max(axis=0), 1e-300)
+    left = np.lexsort((scaled.sum(axis=1), columns[:, -1]))
+    bars = columns + TINY * np.abs(columns)
+    kept = []
     while len(left):
         block, left = left[:BLOCK], left[BLOCK:]
-        worse = _no_better(columns[block], columns[block])
+        worse = _no_better(bars[block], columns[block])
         # A row is compared with the rows before it, whether those are kept or not: what makes one
         # superfluous makes the other superfluous too.
         block = block[~np.tril(worse, -1).any(axis=1)]
         kept.append(block)
-        if len(left):
-            left = left[~_no_better(columns[left], columns[block]).any(axis=1)]
+        maybe = np.flatnonzero((bars[left] >= columns[block].min(axis=0)).all(axis=1))
+        if len(maybe):
+            beaten = _no_better(bars[left[maybe]], columns[block]).any(axis=1)
+            left = np.delete(left, maybe[beaten])
     return np.concatenate(kept) if kept else np.empty(0, dtype=np.int64)
 
 
 def _no_better(these: Floats, than: Floats) -> np.ndarray:
     """Whether one of `these` (rows) is as large as one of `than` (columns) in every column."""
-    worse = np.ones((len(these), len(than)), dtype=bool)
-    for column in range(these.shape[1]):
-        bars = than[:, column]
-        worse &= these[:, column, None] >= bars - TINY * np.abs(bars)
+    worse = these[:, 0, None] >= than[:, 0]
+    for column in range(1, these.shape[1]):
+        worse &= these[:, column, None] >= than[:, column]
     return worse

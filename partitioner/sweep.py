@@ -127,10 +127,12 @@ class Sweep:
             return self.pipeline.root().take(slice(0, 0)), np.empty(0)
         labels = Labels.join(pool)
         values, shares = self._promise(cut, labels, incumbent)
-        alive = np.flatnonzero(np.isfinite(shares))
-        order = alive[np.argsort(shares[alive], kind="stable")]
-        # A lower bound that is no larger says nothing of the true times: 1f1b keeps all.
-        chosen = order if self.is_1f1b else nondominated(self._columns(cut, labels), order)
+        chosen = np.flatnonzero(np.isfinite(shares))
+        if not self.is_1f1b and len(chosen):
+            # Of 1f1b only lower bounds are known: none makes another plan superfluous.
+            some = labels.take(chosen)
+            chosen = chosen[nondominated(self._columns(cut, some))]
+        chosen = chosen[np.argsort(shares[chosen], kind="stable")]
         return labels.take(chosen), values[chosen]
 
     def _promise(self, cut: int, labels: Labels, incumbent: Incumbent) -> tuple[Floats, Floats]:
@@ -156,7 +158,7 @@ class Sweep:
         goal, least_s = self.goal, float(self._bounds.cells.t_low.min())
         if goal.cost_weight or goal.max_cost < math.inf:
             # Dollars are T P + fees, for some T that is at least the least of all plans.
-            columns += [labels.per_s, labels.per_step + least_s * labels.per_s]
+            columns.append(labels.per_step + least_s * labels.per_s)
         num, degrees = self.rows.num_layers, self.table.combination.degrees
         if self.problem.max_stages < num:
             columns.append(labels.stages)
@@ -164,6 +166,8 @@ class Sweep:
             columns.append(-labels.stages)
         if degrees[-1] * num > self._max_functions:
             columns.append(labels.functions)
+        if goal.cost_weight or goal.max_cost < math.inf:
+            columns.append(labels.per_s)
         return np.column_stack([one.astype(np.float64) for one in columns])
 
     def _grow(
@@ -171,8 +175,7 @@ class Sweep:
         incumbent: Incumbent, check: Callable[[], None],
     ) -> None:  # fmt: skip
         """All labels at `cut` with each stage that stops there, into the pools of where it starts."""
-        here = self.rows.at(cut)
-        rows = np.arange(here.start, here.stop)
+        rows = self._useful(cut)
         if not len(rows):
             return
         step = max(1, CHUNK // len(rows))
@@ -182,6 +185,7 @@ class Sweep:
             which = np.repeat(np.arange(len(some)), len(rows))
             chosen = np.tile(rows, len(some))
             keep = self._may_grow(some, which, chosen)
+            keep[keep] = self._may_win(cut, some, which[keep], chosen[keep], incumbent)
             new = self.pipeline.grown(some, which[keep], chosen[keep], first)
             starts = self.table.start[new.row]
             order = np.argsort(starts, kind="stable")
@@ -194,6 +198,29 @@ class Sweep:
                     self._add(start, group, pools, incumbent)
                 else:
                     self._complete(cut, group, kept, incumbent)
+
+    def _useful(self, cut: int) -> Ints:
+        """Rows that stop there and that a plan of some cell may have."""
+        assert self._bounds is not None
+        here = self.rows.at(cut)
+        rows = np.arange(here.start, here.stop)
+        fine = np.isfinite(self.least.fill[self.table.start[rows]])
+        return rows[fine & self._bounds.allowed[:, rows].any(axis=0)]
+
+    def _may_win(
+        self, cut: int, labels: Labels, which: Ints, rows: Ints, incumbent: Incumbent
+    ) -> np.ndarray:
+        """A quick look at labels with a stage in front, before they are made."""
+        least, goal, table = self.least, self.goal, self.table
+        start = table.start[rows]
+        own, wait, total = self.pipeline.certain(cut, labels.state)
+        begun = (own + wait)[which] + self.rows.fill[rows] + least.fill[start]
+        time = np.maximum(total[which], begun)
+        dollars = time * (labels.per_s[which] + table.per_s[rows] + least.per_s[start])
+        dollars += labels.per_step[which] + table.per_step[rows] + least.per_step[start]
+        values = goal.time_weight * time + goal.cost_weight * dollars
+        fine = (values < incumbent.limit(time)) & (time <= goal.max_time_s * SLACK)
+        return fine & (dollars <= goal.max_cost * SLACK)
 
     def _may_grow(self, labels: Labels, which: Ints, rows: Ints) -> np.ndarray:
         table, problem = self.table, self.problem
