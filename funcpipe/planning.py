@@ -21,12 +21,10 @@ from funcpipe.partitioner.space import Space
 if TYPE_CHECKING:
     from funcpipe.partitioner.baselines import Baseline
     from funcpipe.partitioner.importers import Scale
+    from funcpipe.partitioner.merge import Merged
     from funcpipe.partitioner.planner import Answer, Front
 
-__all__ = ["SOLVERS", "PlanOptions", "Question", "question"]
-
-SOLVERS = ("auto", "search", "cbc", "highs", "gurobi", "exhaustive")
-FORMATS = ("auto", "funcpipe", "pipedream", "dnn-partitioning", "piper")
+__all__ = ["PlanOptions", "Question", "question"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +94,6 @@ class PlanOptions:
                 f"set is {self.set!r:.80}; figures to change are given as a mapping, such as "
                 '{"network.latency_s": 0.05}'
             )
-        _one_of("solver", self.solver, SOLVERS)
-        _one_of("format", self.format, FORMATS)
         if not isinstance(self.per_stage, bool):
             raise PlanError(f"per_stage is {self.per_stage!r}; expected True or False")
         if not isinstance(self.platform, str | Path | PlatformSpec):
@@ -140,44 +136,73 @@ class PlanOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is to be planned, in full. profile: as it was before layers were merged."""
+    """What is to be planned. merged: what the search sees instead of the setting's profile."""
 
-    profile: ModelProfile
     setting: Setting
     space: Space
     objective: Objective
     solver: str
     time_limit_s: float
+    merged: Merged | None = None
 
     def answer(self) -> Answer:
         """The best plan; `Infeasible` says why there is none."""
         from funcpipe.partitioner.planner import plan_for
 
-        return plan_for(
-            self.setting,
+        found = plan_for(
+            self.searched,
             objective=self.objective,
             space=self.space,
             solver=self.solver,
             time_limit_s=self.time_limit_s,
         )
+        return self._expanded(found)
 
     def front(self) -> Front:
         """All plans than which none is both faster and cheaper, within the objective's bounds."""
         from funcpipe.partitioner.planner import pareto_front
 
-        return pareto_front(
-            self.setting,
+        found = pareto_front(
+            self.searched,
             objective_bounds=self.objective,
             space=self.space,
             time_limit_s=self.time_limit_s,
         )
+        answers = tuple(self._expanded(answer) for answer in found.answers)
+        return replace(found, answers=answers, notes=(*found.notes, *self._notes))
 
     def baselines(self, answer: Answer) -> list[Baseline]:
-        """What others would choose, by the same model and the same goal."""
+        """What others would choose, by the same model, the same goal and all layers."""
         from funcpipe.partitioner.backend import Problem
         from funcpipe.partitioner.baselines import compare
 
         return compare(Problem(setting=self.setting, space=self.space), answer.goal)
+
+    @property
+    def searched(self) -> Setting:
+        if self.merged is None:
+            return self.setting
+        return replace(self.setting, profile=self.merged.profile)
+
+    def _expanded(self, answer: Answer) -> Answer:
+        """With the layers as they were, which changes no figure."""
+        from funcpipe.partitioner.cost import evaluate
+
+        if self.merged is None:
+            return answer
+        plan = self.merged.expand(answer.plan)
+        notes = (*answer.notes, *self._notes)
+        return replace(answer, plan=plan, estimate=evaluate(self.setting, plan), notes=notes)
+
+    @property
+    def _notes(self) -> tuple[str, ...]:
+        if self.merged is None:
+            return ()
+        return (
+            f"{self.merged.original.num_layers} layers were put together to "
+            f"{self.merged.profile.num_layers}: what is said of the best plan holds for cuts "
+            "between these",
+        )
 
 
 def question(profile: ModelProfile | str | Path, options: PlanOptions) -> Question:
@@ -185,28 +210,29 @@ def question(profile: ModelProfile | str | Path, options: PlanOptions) -> Questi
     from funcpipe.partitioner.planner import make_setting
 
     space, objective = options.space, options.bounded_objective
-    known = read_profile(profile, options)
     setting = make_setting(
-        _merged(known, options.merge),
+        read_profile(profile, options),
         options.platform,
         batch_size=options.batch_size,
         num_steps=options.num_steps,
         changes=options.set,
     )
-    # Each raises what is wrong with what it looks at, before anything is searched.
-    for check in (space.sizes, space.tiers, space.most_stages):
-        check(setting)
-    return Question(
-        profile=known,
+    asked = Question(
         setting=setting,
         space=space,
         objective=objective,
         solver=options.solver,
         time_limit_s=options.time_limit_s,
+        merged=_merged(setting.profile, options.merge),
     )
+    # Each raises what is wrong with what it looks at, before anything is searched.
+    for check in (space.sizes, space.tiers, space.most_stages):
+        check(asked.searched)
+    return asked
 
 
 def read_profile(profile: ModelProfile | str | Path, options: PlanOptions) -> ModelProfile:
+    """As it is, or from its file."""
     if isinstance(profile, ModelProfile):
         return profile
     if not isinstance(profile, str | Path):
@@ -218,9 +244,10 @@ def read_profile(profile: ModelProfile | str | Path, options: PlanOptions) -> Mo
     return load_profile(Path(profile), format=options.format, scale=options.scale)
 
 
-def _merged(profile: ModelProfile, target: int | None) -> ModelProfile:
+def _merged(profile: ModelProfile, target: int | None) -> Merged | None:
+    """None if there is nothing to put together."""
     if target is None or target >= profile.num_layers:
-        return profile
+        return None
     from funcpipe.partitioner.merge import merge
 
     return merge(profile, target)
@@ -253,11 +280,6 @@ def _several(name: str, value: object) -> object:
     if value is None or isinstance(value, list | tuple):
         return value if value is None else tuple(value)
     raise PlanError(f"{name} is {value!r:.60}; expected one value, or a list of them")
-
-
-def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise PlanError(f"unknown {name} {value!r:.60}{near(str(value), known)}")
 
 
 def _above_0(name: str, value: object, *, whole: bool = False) -> None:

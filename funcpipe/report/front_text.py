@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["compare_parts", "front_parts", "scatter"]
 
 _COLUMNS, _ROWS = 64, 14
+_MOST_SHOWN = 40
 
 
 def front_parts(setting: Setting, front: Front) -> Iterator[RenderableType]:
@@ -35,13 +36,23 @@ def front_parts(setting: Setting, front: Front) -> Iterator[RenderableType]:
         yield Text(f"note: {note}")
     table = table_of("step s", "dollars", *_SHAPE)
     places = places_of(min((one.estimate.dollars for one in front.answers), default=0.0))
-    for one in front.answers:
+    for one in _some(front.answers):
         dollars = format_dollars(one.estimate.dollars, places=places)
         table.add_row(format_number(one.estimate.step_s), dollars, *_shape(one.plan))
     yield table
+    if len(front.answers) > _MOST_SHOWN:
+        yield Text(f"{_MOST_SHOWN} of {len(front.answers):,} are shown here; --json has them all.")
     if len(front.answers) > 1:
         points = [(one.estimate.step_s, one.estimate.dollars) for one in front.answers]
         yield Text("\n".join(scatter(points)))
+
+
+def _some(answers: Sequence[Answer]) -> list[Answer]:
+    """All, or some at even distances of places, the first and the last among them."""
+    if len(answers) <= _MOST_SHOWN:
+        return list(answers)
+    last = len(answers) - 1
+    return [answers[round(n * last / (_MOST_SHOWN - 1))] for n in range(_MOST_SHOWN)]
 
 
 def compare_parts(answer: Answer, baselines: Sequence[Baseline]) -> Iterator[RenderableType]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from funcpipe.report.units import format_dollars, format_number, places_of
 if TYPE_CHECKING:
     from funcpipe.partitioner.cost import StageEstimate
     from funcpipe.partitioner.figures import Figure
-    from funcpipe.partitioner.plan import Plan, StagePlan
+    from funcpipe.partitioner.plan import Plan
     from funcpipe.partitioner.planner import Answer
     from funcpipe.partitioner.profile import ModelProfile
     from funcpipe.partitioner.setting import Setting
@@ -71,6 +72,7 @@ def plan_parts(setting: Setting, answer: Answer, *, width: int = WIDTH) -> Itera
     yield _headline(setting, answer)
     yield _facts(setting, answer)
     yield _stages(setting, answer, narrow=width < _NARROW)
+    yield _layers(setting.profile, answer.plan)
     yield _drawn(setting, answer, width)
 
 
@@ -145,10 +147,10 @@ def _step(answer: Answer) -> str:
     text = f"{format_number(time.total_s)} s"
     if time.forward_s:  # a schedule that mixes forwards and backwards has no such parts
         text += (
-            f": forward {format_number(time.forward_s)}, "
-            f"backward {format_number(time.backward_s)}, "
-            f"synchronisation and optimiser {format_number(max(0.0, time.tail_s))}"
+            f": forward {format_number(time.forward_s)}, backward {format_number(time.backward_s)}"
         )
+        if time.tail_s > 0:
+            text += f", synchronisation and optimiser {format_number(time.tail_s)}"
     return f"{text} ({time.how})"
 
 
@@ -193,7 +195,6 @@ def _stages(setting: Setting, answer: Answer, *, narrow: bool) -> Table:
     names += [] if narrow else ["vCPU"]
     names += ["forward\ns", "backward\ns", "up\ns", "down\ns", "sync\ns", "dollars", "limited by"]
     table = table_of("stage", *names)
-    table.add_column("from layer - to layer", vertical="bottom", overflow="fold")
     places = places_of(min(stage.dollars for stage in answer.estimate.stages))
     rows = zip(answer.plan.stages, answer.estimate.stages, strict=True)
     for number, (stage, told) in enumerate(rows):
@@ -203,12 +204,11 @@ def _stages(setting: Setting, answer: Answer, *, narrow: bool) -> Table:
             f"{stage.first_layer}-{stage.stop_layer - 1}",
             str(stage.replicas),
             f"{told.memory_mb:,}",
-            f"{told.memory.total / (told.memory_mb * MB):.0%}",
+            f"{math.floor(100 * told.memory.total / (told.memory_mb * MB))}%",
             *vcpu,
             *_seconds(told),
             format_dollars(told.dollars, places=places),
             told.limit,
-            Text(_names(setting.profile, stage)),
         )
     return table
 
@@ -222,10 +222,17 @@ def _seconds(told: StageEstimate) -> Iterator[str]:
         yield format_number(seconds) if seconds else "-"
 
 
-def _names(profile: ModelProfile, stage: StagePlan) -> str:
-    first, last = profile.layers[stage.first_layer], profile.layers[stage.stop_layer - 1]
-    names = first.name if first is last else f"{first.name} - {last.name}"
-    return f"{names}, recomputes" if stage.recompute else names
+def _layers(profile: ModelProfile, plan: Plan) -> Table:
+    """The first and the last layer of each stage by name."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for number, stage in enumerate(plan.stages):
+        first, last = profile.layers[stage.first_layer], profile.layers[stage.stop_layer - 1]
+        names = first.name if first is last else f"{first.name} - {last.name}"
+        names += "; computes its activations again in the backward" if stage.recompute else ""
+        grid.add_row(f"stage {number}", Text(names))
+    return grid
 
 
 def table_of(first: str, *others: str) -> Table:

@@ -15,7 +15,7 @@ from funcpipe.errors import revive
 from funcpipe.partitioner.pricing import Bill
 from funcpipe.report.bill import bill_tables
 from funcpipe.report.summary import FunctionSummary, Summary
-from funcpipe.report.units import format_bytes, format_dollars
+from funcpipe.report.units import format_bytes, format_dollars, format_number
 
 __all__ = ["WIDTH", "print_summary", "summary_text"]
 
@@ -104,6 +104,9 @@ def _fact_rows(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "cost", _cost(summary, Bill.from_dict(summary.bill))
     yield "job", f"{summary.job}, {_counted(summary.epochs, 'epoch')}"
     yield "plan", _plan_text(summary.plan)
+    predicted = summary.plan.get("predicted")
+    if isinstance(predicted, Mapping) and (told := _predicted(predicted)):
+        yield "predicted", told
     yield "ran on", f"{summary.platform}, store {summary.store}"
     yield from _emulation_rows(summary.emulation or {})
     if not summary.if_absent:
@@ -179,6 +182,18 @@ def _plan_text(plan: Mapping[str, Any]) -> str:
     if "sync" in plan:
         parts.append(f"{plan['sync']} synchronisation")
     return ", ".join(parts) or "none"
+
+
+def _predicted(told: Mapping[str, Any]) -> str:
+    """What the planner said of the plan. The file may be anyone's: what is no number is left out."""
+    step_s, dollars = told.get("step_s"), told.get("dollars")
+    parts = []
+    if isinstance(step_s, int | float):
+        parts.append(f"step {format_number(step_s)} s")
+    if isinstance(dollars, int | float):
+        parts.append(f"{format_dollars(dollars)} per step")
+    where = f" on {told['platform']}" if parts and "platform" in told else ""
+    return ", ".join(parts) + where
 
 
 def _joined(numbers: Sequence[int]) -> str:
