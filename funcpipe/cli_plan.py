@@ -154,9 +154,10 @@ def _answer_parts(
     from funcpipe.report.front_text import compare_parts
     from funcpipe.report.plan_text import plan_parts, width_of
 
-    yield from plan_parts(asked.setting, answer, width=width_of(Console()))
+    width = width_of(Console())
+    yield from plan_parts(asked.setting, answer, width=width)
     if others:
-        yield from compare_parts(answer, others)
+        yield from compare_parts(answer, others, width=width)
 
 
 def _front_parts(asked: Question, front: Front) -> Iterable[RenderableType]:
@@ -181,16 +182,14 @@ def _answer_dict(answer: Answer) -> dict[str, Any]:
 
 
 def _others_dict(others: list[Baseline], *, compared: bool) -> dict[str, Any]:
-    """What has no plan has no figures either."""
+    """Figures are null where nothing was found."""
     if not compared:
         return {}
     return {
         "compared": [
-            {"name": one.name, "plan": None, "why": one.why}
-            if one.plan is None
-            else {
+            {
                 "name": one.name,
-                "plan": one.plan.to_dict(),
+                "plan": None if one.plan is None else one.plan.to_dict(),
                 "step_s": one.time_s,
                 "dollars": one.dollars,
                 "value": one.value,

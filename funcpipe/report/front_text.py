@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
-from funcpipe.report.plan_text import table_of
+from funcpipe.report.plan_text import NARROW, WIDTH, table_of
 from funcpipe.report.units import format_dollars, format_number, places_of
 
 if TYPE_CHECKING:
@@ -55,14 +55,21 @@ def _some(answers: Sequence[Answer]) -> list[Answer]:
     return [answers[round(n * last / (_MOST_SHOWN - 1))] for n in range(_MOST_SHOWN)]
 
 
-def compare_parts(answer: Answer, baselines: Sequence[Baseline]) -> Iterator[RenderableType]:
+def compare_parts(
+    answer: Answer, baselines: Sequence[Baseline], *, width: int = WIDTH
+) -> Iterator[RenderableType]:
     """The plan and what others would choose. Ratios are to the plan's own figures."""
-    table = table_of("plan", "step s", "ratio", "dollars", "ratio", "objective", "ratio", *_SHAPE)
+    shown = 2 if width < NARROW else len(_SHAPE)
+    names = ("step s", "ratio", "dollars", "ratio", "objective", "ratio")
+    table = table_of("plan", *names, *_SHAPE[:shown])
     own = answer.estimate
     places = places_of(own.dollars)
+    rows: list[tuple[str, Plan | None, float, float, float]]
     rows = [("this plan", answer.plan, own.step_s, own.dollars, answer.value)]
-    rows += [(o.name, o.plan, o.time_s, o.dollars, o.value) for o in baselines if o.plan]
+    rows += [(o.name, o.plan, o.time_s, o.dollars, o.value) for o in baselines]
     for name, plan, step_s, dollars, value in rows:
+        if not math.isfinite(step_s):
+            continue
         table.add_row(
             name,
             format_number(step_s),
@@ -71,18 +78,21 @@ def compare_parts(answer: Answer, baselines: Sequence[Baseline]) -> Iterator[Ren
             _ratio(dollars, own.dollars),
             format_number(value),
             _ratio(value, answer.value),
-            *_shape(plan),
+            *_shape(plan)[:shown],
         )
     yield table
     for one in baselines:
-        if one.plan is None:
-            yield Text(f"{one.name}: no plan; {one.why}")
+        if one.why:
+            none = "" if math.isfinite(one.time_s) else "no plan; "
+            yield Text(f"{one.name}: {none}{one.why}")
 
 
 _SHAPE = ("stages", "degrees", "memory MB", "micro-batch")
 
 
-def _shape(plan: Plan) -> tuple[str, ...]:
+def _shape(plan: Plan | None) -> tuple[str, ...]:
+    if plan is None:
+        return ("-",) * len(_SHAPE)
     sizes = [stage.memory_mb or 0 for stage in plan.stages]
     return (
         str(len(plan.stages)),
@@ -96,9 +106,8 @@ def _joined(numbers: Sequence[int]) -> str:
     """``2,2,1``, or ``2`` if all are the same, or the least and the largest of many."""
     if len(set(numbers)) == 1:
         return str(numbers[0])
-    if len(numbers) > 4:
-        return f"{min(numbers)}-{max(numbers)}"
-    return ",".join(map(str, numbers))
+    text = ",".join(map(str, numbers))
+    return text if len(text) <= 11 else f"{min(numbers)}-{max(numbers)}"
 
 
 def _ratio(value: float, own: float) -> str:

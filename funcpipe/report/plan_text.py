@@ -24,11 +24,20 @@ if TYPE_CHECKING:
     from funcpipe.partitioner.profile import ModelProfile
     from funcpipe.partitioner.setting import Setting
 
-__all__ = ["WIDTH", "plan_parts", "print_parts", "proof", "table_of", "text_of", "width_of"]
+__all__ = [
+    "NARROW",
+    "WIDTH",
+    "plan_parts",
+    "print_parts",
+    "proof",
+    "table_of",
+    "text_of",
+    "width_of",
+]
 
-WIDTH = 100
+WIDTH, LEAST_WIDTH = 100, 80
 MB = 2**20
-_NARROW = 92
+NARROW = 92
 _PICTURE = 72
 MOST_DRAWN = 20_000
 """Micro-batches times functions, beyond which no step is drawn: each is less than a letter."""
@@ -48,8 +57,8 @@ def print_parts(parts: Sequence[RenderableType], console: Console) -> None:
 
 
 def width_of(console: Console) -> int:
-    """Columns that are used there."""
-    return min(console.width, WIDTH) if console.is_terminal else WIDTH
+    """Columns that are used there; on a terminal with less than 80, lines are folded by it."""
+    return min(max(console.width, LEAST_WIDTH), WIDTH) if console.is_terminal else WIDTH
 
 
 def text_of(parts: Sequence[RenderableType], *, width: int = WIDTH) -> str:
@@ -71,7 +80,7 @@ def plan_parts(setting: Setting, answer: Answer, *, width: int = WIDTH) -> Itera
     """Everything about an answer, to be printed one below the other."""
     yield _headline(setting, answer)
     yield _facts(setting, answer)
-    yield _stages(setting, answer, narrow=width < _NARROW)
+    yield _stages(setting, answer, narrow=width < NARROW)
     yield _layers(setting.profile, answer.plan)
     yield _drawn(setting, answer, width)
 
@@ -191,10 +200,12 @@ def _counted(number: int, noun: str) -> str:
 
 def _stages(setting: Setting, answer: Answer, *, narrow: bool) -> Table:
     """Seconds are of one micro-batch, those of `sync` of a step; dollars of a step."""
-    names = ["layers", "degree", "memory\nMB", "used"]
-    names += [] if narrow else ["vCPU"]
-    names += ["forward\ns", "backward\ns", "up\ns", "down\ns", "sync\ns", "dollars", "limited by"]
-    table = table_of("stage", *names)
+    first = ("layers", "degree", "memory\nMB", "used")
+    wide = ("vCPU", "forward\ns", "backward\ns", "up\ns", "down\ns")
+    seconds = ("fwd\ns", "bwd\ns", "net\ns") if narrow else wide
+    table = table_of(
+        "" if narrow else "stage", *first, *seconds, "sync\ns", "dollars", "limited\nby"
+    )
     places = places_of(min(stage.dollars for stage in answer.estimate.stages))
     rows = zip(answer.plan.stages, answer.estimate.stages, strict=True)
     for number, (stage, told) in enumerate(rows):
@@ -206,20 +217,21 @@ def _stages(setting: Setting, answer: Answer, *, narrow: bool) -> Table:
             f"{told.memory_mb:,}",
             f"{math.floor(100 * told.memory.total / (told.memory_mb * MB))}%",
             *vcpu,
-            *_seconds(told),
+            *_seconds(told, narrow=narrow),
             format_dollars(told.dollars, places=places),
             told.limit,
         )
     return table
 
 
-def _seconds(told: StageEstimate) -> Iterator[str]:
-    """Forward, backward, both directions of the network, synchronisation."""
+def _seconds(told: StageEstimate, *, narrow: bool) -> Iterator[str]:
+    """Forward, backward, both directions of the network (their sum if narrow), synchronisation."""
     times = told.times
     up = (times.up_f or 0.0) + (times.up_b or 0.0)
     down = (times.down_f or 0.0) + (times.down_b or 0.0)
-    for seconds in (times.compute_f, times.compute_b, up, down, told.sync_s):
-        yield format_number(seconds) if seconds else "-"
+    network = (up + down,) if narrow else (up, down)
+    for seconds in (times.compute_f, times.compute_b, *network, told.sync_s):
+        yield format_number(seconds, digits=2 if narrow else 3) if seconds else "-"
 
 
 def _layers(profile: ModelProfile, plan: Plan) -> Table:

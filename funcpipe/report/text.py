@@ -104,9 +104,7 @@ def _fact_rows(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "cost", _cost(summary, Bill.from_dict(summary.bill))
     yield "job", f"{summary.job}, {_counted(summary.epochs, 'epoch')}"
     yield "plan", _plan_text(summary.plan)
-    predicted = summary.plan.get("predicted")
-    if isinstance(predicted, Mapping) and (told := _predicted(predicted)):
-        yield "predicted", told
+    yield from _predicted(summary.plan.get("predicted"))
     yield "ran on", f"{summary.platform}, store {summary.store}"
     yield from _emulation_rows(summary.emulation or {})
     if not summary.if_absent:
@@ -184,16 +182,19 @@ def _plan_text(plan: Mapping[str, Any]) -> str:
     return ", ".join(parts) or "none"
 
 
-def _predicted(told: Mapping[str, Any]) -> str:
-    """What the planner said of the plan. The file may be anyone's: what is no number is left out."""
+def _predicted(told: object) -> Iterator[tuple[str, str]]:
+    """What the planner said of the plan; its file may be anyone's, so only numbers are shown."""
+    if not isinstance(told, Mapping):
+        return
     step_s, dollars = told.get("step_s"), told.get("dollars")
     parts = []
     if isinstance(step_s, int | float):
         parts.append(f"step {format_number(step_s)} s")
     if isinstance(dollars, int | float):
         parts.append(f"{format_dollars(dollars)} per step")
-    where = f" on {told['platform']}" if parts and "platform" in told else ""
-    return ", ".join(parts) + where
+    if parts:
+        where = f" on {told['platform']}" if "platform" in told else ""
+        yield "predicted", ", ".join(parts) + where
 
 
 def _joined(numbers: Sequence[int]) -> str:
