@@ -106,7 +106,7 @@ class RunOptions:
         self._check_emulation()
         if self.in_flight is not None and self.schedule != "1f1b" and self.plan is None:
             raise PlanError("in_flight belongs to the schedule 1f1b: choose that, or leave it out")
-        if self.plan is not None and any(stage.recompute for stage in self.plan.stages):
+        if isinstance(self.plan, Plan) and any(stage.recompute for stage in self.plan.stages):
             raise PlanError(
                 "the plan computes activations again in the backward (`recompute`), which funcpipe "
                 "cannot run yet; plan again with --recompute never"
