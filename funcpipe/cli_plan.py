@@ -123,7 +123,8 @@ def _searching(asked: Question) -> AbstractContextManager[object]:
     console = Console(stderr=True)
     if not console.is_terminal:
         return nullcontext()
-    return console.status(f"searching, for at most {asked.time_limit_s:g} s")
+    limit = "" if asked.time_limit_s is None else f", for at most {asked.time_limit_s:g} s"
+    return console.status(f"searching{limit}")
 
 
 # -- what is printed -------------------------------------------------------------------------
@@ -203,6 +204,7 @@ def _others_dict(others: list[Baseline], *, compared: bool) -> dict[str, Any]:
 def _front_dict(front: Front) -> dict[str, Any]:
     return {
         "complete": front.complete,
+        "spacing": front.spacing,
         "seconds": front.seconds,
         "notes": list(front.notes),
         "plans": [

@@ -36,7 +36,7 @@ class PlanOptions:
     batch_size: samples of a step (None: the profile's). num_steps: of the run, over which cold
     starts are spread (None: they are left out). From micro_batch_sizes to max_stages: the fields
     of `Space`, what may be chosen. merge: plan for so many layers, neighbours put together.
-    solver, time_limit_s: how, and how long, to search.
+    solver, time_limit_s: how, and how long, to search (None: to the end).
 
     format: whose profile a file holds. samples, slowdown, parallel, profile_vcpus,
     optimizer_factor: what a profile that others published does not say; see
@@ -63,7 +63,7 @@ class PlanOptions:
     max_stages: int | None = None
     merge: int | None = None
     solver: str = "auto"
-    time_limit_s: float = 60.0
+    time_limit_s: float | None = 60.0
     format: str = "auto"
     samples: int | None = None
     slowdown: float | None = None
@@ -142,7 +142,7 @@ class Question:
     space: Space
     objective: Objective
     solver: str
-    time_limit_s: float
+    time_limit_s: float | None
     merged: Merged | None = None
 
     def answer(self) -> Answer:

@@ -26,11 +26,14 @@ _MOST_SHOWN = 40
 
 def front_parts(setting: Setting, front: Front) -> Iterator[RenderableType]:
     """All plans of a front, from the fastest to the cheapest, and where they lie."""
-    whole = "all of them" if front.complete else "not all of them: the search was cut short"
+    if front.complete:
+        whole = f"none is missing that saves {100 * front.spacing:.2g}% of the dollars"
+    else:
+        whole = "not all of them: the search was cut short"
     yield Text(
         f"Plans for {setting.profile.name} on {setting.platform.name} than which none is both "
-        f"faster and cheaper: {len(front.answers):,}, {whole}, found in "
-        f"{format_number(front.seconds, digits=2)} s"
+        f"faster and cheaper: {len(front.answers):,} in "
+        f"{format_number(front.seconds, digits=2)} s; {whole}"
     )
     for note in front.notes:
         yield Text(f"note: {note}")

@@ -258,13 +258,15 @@ def front(count: int, *, complete: bool = True) -> Front:
         told = replace(answer().estimate, dollars=0.01 / (n + 1))
         time = replace(told.time, total_s=float(n + 1))
         answers.append(answer(estimate=replace(told, time=time)))
-    return Front(answers=tuple(answers), complete=complete, seconds=2.0, notes=("so it is",))
+    return Front(
+        answers=tuple(answers), complete=complete, spacing=0.01, seconds=2.0, notes=("so it is",)
+    )
 
 
 def test_a_front_is_a_table_and_a_picture() -> None:
     shown = text_of(list(front_parts(setting(), front(3))))
 
-    assert "3, all of them" in " ".join(shown.split())
+    assert "3 in 2.0 s; none is missing that saves 1% of the dollars" in " ".join(shown.split())
     assert "note: so it is" in shown
     assert re.search(r"^1\.00 +\$0\.01000 +2 +2 +1769,3538 +2$", shown, re.M)
     assert len(re.findall(r"^\d\.00 +\$", shown, re.M)) == 3
@@ -274,7 +276,7 @@ def test_a_front_is_a_table_and_a_picture() -> None:
 def test_a_front_that_was_cut_short_says_so() -> None:
     shown = " ".join(text_of(list(front_parts(setting(), front(2, complete=False)))).split())
 
-    assert "2, not all of them: the search was cut short" in shown
+    assert "2 in 2.0 s; not all of them: the search was cut short" in shown
 
 
 def test_a_long_front_is_thinned_and_keeps_its_ends() -> None:
