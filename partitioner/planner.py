@@ -31,13 +31,14 @@ TIE = 1 + 1e-9
 class Answer:
     """A plan, what it takes, and how sure it is that there is none better.
 
-    value: of the objective; bound: no plan has less. status: `optimal` (proven) or `feasible`.
-    plan.predicted: the same in short, as JSON.
+    goal: what the objective came down to. value: of it; bound: no plan has less. status: `optimal`
+    (proven) or `feasible`. plan.predicted: the same in short, as JSON.
     """
 
     plan: Plan
     estimate: Estimate
     objective: Objective
+    goal: Goal
     value: float
     bound: float
     status: Status
@@ -111,7 +112,7 @@ def plan_for(
     if found.plan is None:
         raise _nothing(problem, goal, found, judge)
     found = judge.settle_ties(objective, goal, found)
-    return _answer(setting, objective, found, deadline)
+    return _answer(setting, objective, goal, found, deadline)
 
 
 def pareto_front(
@@ -145,7 +146,7 @@ def pareto_front(
             status=Status.FEASIBLE, seconds=found.seconds, solver="search",
         )  # fmt: skip
         told = Objective(kind="min-cost", max_time_s=estimate.step_s)
-        answers.append(_answer(setting, told, outcome, deadline))
+        answers.append(_answer(setting, told, told.goal(), outcome, deadline))
     return Front(
         answers=tuple(answers),
         complete=found.complete,
@@ -217,7 +218,7 @@ def _nothing(problem: Problem, goal: Goal, outcome: Outcome, judge: _Judge) -> P
 
 
 def _answer(
-    setting: Setting, objective: Objective, found: Outcome, deadline: Deadline
+    setting: Setting, objective: Objective, goal: Goal, found: Outcome, deadline: Deadline
 ) -> Answer:
     assert found.plan is not None
     assert found.estimate is not None
@@ -226,6 +227,7 @@ def _answer(
         plan=found.plan,
         estimate=found.estimate,
         objective=objective,
+        goal=goal,
         value=found.value,
         bound=found.bound,
         status=found.status,
