@@ -16,7 +16,7 @@ from funcpipe.partitioner.rows import Floats, Ints, Least, Rows
 __all__ = ["Gpipe", "Labels", "OneForward", "Pipeline", "nondominated", "pipeline_of"]
 
 TINY = 1e-12
-BLOCK = 64
+BLOCK = 96
 
 
 @dataclass(frozen=True)

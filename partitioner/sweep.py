@@ -105,10 +105,8 @@ class Sweep:
         dropped = math.inf
         for cut in range(num, 0, -1):
             check()
-            labels, values = self._survivors(cut, pools.pop(cut, []), incumbent)
-            if width is not None and len(labels) > width:
-                dropped = min(dropped, float(values[width:].min()))
-                labels = labels.take(slice(0, width))
+            labels, left_out = self._survivors(cut, pools.pop(cut, []), incumbent, width)
+            dropped = min(dropped, left_out)
             if not len(labels):
                 continue
             kept[cut] = labels
@@ -118,22 +116,26 @@ class Sweep:
         return dropped
 
     def _survivors(
-        self, cut: int, pool: list[Labels], incumbent: Incumbent
-    ) -> tuple[Labels, Floats]:
-        """Labels of the pool that can still win and that no other one makes superfluous, the most
-        promising first, and the least value that each can come to.
+        self, cut: int, pool: list[Labels], incumbent: Incumbent, width: int | None
+    ) -> tuple[Labels, float]:
+        """Labels of the pool that can still win and that no other one makes superfluous, at most
+        `width` of them; and the least value that one beyond the width could come to.
         """
         if not pool:
-            return self.pipeline.root().take(slice(0, 0)), np.empty(0)
+            return self.pipeline.root().take(slice(0, 0)), math.inf
         labels = Labels.join(pool)
         values, shares = self._promise(cut, labels, incumbent)
         chosen = np.flatnonzero(np.isfinite(shares))
-        if not self.is_1f1b and len(chosen):
-            # Of 1f1b only lower bounds are known: none makes another plan superfluous.
-            some = labels.take(chosen)
-            chosen = chosen[nondominated(self._columns(cut, some))]
         chosen = chosen[np.argsort(shares[chosen], kind="stable")]
-        return labels.take(chosen), values[chosen]
+        # Few are compared with each other if few are kept anyway.
+        first, left_out = _cut(chosen, values, None if width is None else 8 * width)
+        if len(first) and not self.is_1f1b:
+            # Of 1f1b only lower bounds are known: none makes another plan superfluous.
+            some = labels.take(first)
+            first = first[np.sort(nondominated(self._columns(cut, some)))]
+        chosen, more = _cut(first, values, width)
+        left_out = min(left_out, more)
+        return labels.take(chosen), left_out
 
     def _promise(self, cut: int, labels: Labels, incumbent: Incumbent) -> tuple[Floats, Floats]:
         """Least value that each label can come to, and its least share of what would win at its
@@ -274,3 +276,10 @@ class Sweep:
             rows.append(int(kept[cut].row[parent]))
             parent = int(kept[cut].parent[parent])
         return rows
+
+
+def _cut(chosen: Ints, values: Floats, most: int | None) -> tuple[Ints, float]:
+    """The first `most`, and the least value of the others."""
+    if most is None:
+        return chosen, math.inf
+    return chosen[:most], float(values[chosen[most:]].min(initial=math.inf))
