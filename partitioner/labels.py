@@ -13,7 +13,7 @@ import numpy as np
 
 from funcpipe.partitioner.rows import Floats, Ints, Least, Rows
 
-__all__ = ["Gpipe", "Labels", "OneForward", "Pipeline", "nondominated", "pipeline_of"]
+__all__ = ["Ahead", "Gpipe", "Labels", "OneForward", "Pipeline", "nondominated", "pipeline_of"]
 
 TINY = 1e-12
 BLOCK = 96
@@ -48,6 +48,21 @@ class Labels:
         return Labels(*(np.concatenate([getattr(p, name) for p in parts]) for name in names))
 
 
+@dataclass(frozen=True)
+class Ahead:
+    """What plans that labels grow into take at least, an entry a label.
+
+    total: seconds of a step. own + the plan's waits, which are at least `wait`, + the fills of the
+    stages to come: another bound of them. per_s, per_step: dollars of the label's own stages.
+    """
+
+    own: Floats
+    wait: Floats
+    total: Floats
+    per_s: Floats
+    per_step: Floats
+
+
 class Pipeline:
     """What a schedule's step time depends on. `least` bounds what is not there yet."""
 
@@ -60,7 +75,7 @@ class Pipeline:
         return Labels(self._nothing(), zero, zero, none, none, none - 1, none - 1)
 
     def grown(self, labels: Labels, which: Ints, rows: Ints, offset: int) -> Labels:
-        """Labels `which` with a stage in front: one of `rows` each. offset: of `which` in parents."""
+        """Labels `which` with a stage in front: one of `rows` each. offset: added for parents."""
         table = self.rows.table
         return Labels(
             self._extended(labels.state[which], rows),
@@ -83,10 +98,11 @@ class Pipeline:
         raise NotImplementedError
 
     def certain(self, cut: int, state: Floats) -> tuple[Floats, Floats, Floats]:
-        """`own`, `wait` and `total`: a plan takes at least total, and at least own + the plan's
-        waits, which are at least `wait`, + the fills of its stages before the cut.
-        """
+        """`own`, `wait` and `total` of `Ahead`."""
         raise NotImplementedError
+
+    def ahead(self, cut: int, labels: Labels) -> Ahead:
+        return Ahead(*self.certain(cut, labels.state), labels.per_s, labels.per_step)
 
     def columns(self, cut: int, state: Floats) -> Floats:
         """A label whose columns are all no larger takes no more time, whatever comes before it."""
@@ -98,7 +114,7 @@ class Pipeline:
 
 
 class Gpipe(Pipeline):
-    """State: fills forward F and backward B, the last end V of a stage (from the end of the forward),
+    """State: fills forward F and backward B, the last end V of a stage (from the forward's end),
     and for each degree the longest block of waits, forward and backward (`waits.counts_of`).
 
     A plan takes F + waits forward + V. A stage in front ends at B + its fill + waits backward + its
@@ -130,13 +146,16 @@ class Gpipe(Pipeline):
         return new
 
     def _waits_f(self, state: Floats) -> Floats:
-        return state[:, 3 : 3 + self._num] @ self.rows.counts
+        waits: Floats = state[:, 3 : 3 + self._num] @ self.rows.counts
+        return waits
 
     def _waits_b(self, state: Floats) -> Floats:
-        return state[:, 3 + self._num :] @ self.rows.counts
+        waits: Floats = state[:, 3 + self._num :] @ self.rows.counts
+        return waits
 
     def total_s(self, state: Floats) -> Floats:
-        return state[:, 0] + self._waits_f(state) + state[:, 2]
+        total: Floats = state[:, 0] + self._waits_f(state) + state[:, 2]
+        return total
 
     def certain(self, cut: int, state: Floats) -> tuple[Floats, Floats, Floats]:
         least = self.least
@@ -190,7 +209,8 @@ class OneForward(Pipeline):
         return np.column_stack([sent, end])
 
     def total_s(self, state: Floats) -> Floats:
-        return state[:, 1]
+        total: Floats = state[:, 1]
+        return total
 
     def certain(self, cut: int, state: Floats) -> tuple[Floats, Floats, Floats]:
         least = self.least

@@ -8,17 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from funcpipe.partitioner.infeasible import explain
+from funcpipe.partitioner.solvers import solve
+
 from funcpipe.errors import Infeasible, PlanError, SolverError
 from funcpipe.partitioner.backend import Deadline, Outcome, Problem, Status
 from funcpipe.partitioner.cost import Estimate, evaluate
 from funcpipe.partitioner.front import find_front
-from funcpipe.partitioner.infeasible import explain
 from funcpipe.partitioner.objective import Goal, Objective
 from funcpipe.partitioner.plan import Plan
 from funcpipe.partitioner.platform import PlatformSpec, load_platform
 from funcpipe.partitioner.profile import ModelProfile
 from funcpipe.partitioner.setting import Setting
-from funcpipe.partitioner.solvers import solve
 from funcpipe.partitioner.space import Space
 
 __all__ = ["Answer", "Front", "make_setting", "pareto_front", "plan_for"]

@@ -9,6 +9,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -279,7 +280,7 @@ def _axis(name: str, values: Sequence[float], *, whole: bool = True) -> tuple[fl
         and (not whole or v == int(v))
         for v in values
     )  # fmt: skip
-    if not values or not good or any(b <= a for a, b in zip(values, values[1:], strict=False)):
+    if not values or not good or any(b <= a for a, b in pairwise(values)):
         kind = "whole numbers" if whole else "numbers"
         raise ProfileError(f"{name} is {list(values)!r:.80}; expected {kind} above 0 that grow")
     return tuple(int(v) if whole else float(v) for v in values)

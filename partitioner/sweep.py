@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -12,6 +13,7 @@ from funcpipe.partitioner.backend import Problem
 from funcpipe.partitioner.bounds import SLACK, Bounds, Cells
 from funcpipe.partitioner.labels import Labels, nondominated, pipeline_of
 from funcpipe.partitioner.objective import Goal
+from funcpipe.partitioner.plan import Plan
 from funcpipe.partitioner.rows import Floats, Ints, Least, Rows
 from funcpipe.partitioner.space import Combination
 
@@ -22,14 +24,17 @@ CHUNK = 1 << 17  # grown labels at a time: bounds memory
 
 
 class Incumbent(Protocol):
-    """What is known already. Only plans whose value is below `limit` at their time can matter."""
+    """What is known already. Only plans whose value is below `limit` at their time can matter.
+
+    spread: whether labels that promise plans of all times are wanted, and not only the best.
+    """
+
+    spread: bool
 
     def limit(self, time_s: Floats) -> Floats: ...
 
-    def offer(
-        self, time_s: float, dollars: float, value: float, rows: Callable[[], list[int]]
-    ) -> None:
-        """A plan of the combination at hand, and how to find its rows."""
+    def offer(self, time_s: float, dollars: float, value: float, plan: Callable[[], Plan]) -> None:
+        """A plan that is below the limit."""
 
 
 class Sweep:
@@ -55,15 +60,13 @@ class Sweep:
             return self.bound
         root = self.pipeline.root()
         num = self.rows.num_layers
-        own, wait, total = self.pipeline.certain(num, root.state)
-        cells = self._first_cells(float(total[0]))
+        ahead = self.pipeline.ahead(num, root)
+        cells = self._first_cells(float(ahead.total[0]))
         for _ in range(rounds):
             if not len(cells):
                 break
             bounds = Bounds(self.pipeline, cells)
-            alive = bounds.alive(
-                self.goal, num, own, wait, total, root.per_s, root.per_step, incumbent.limit
-            )
+            alive = bounds.alive(self.goal, num, ahead, incumbent.limit)
             self._bounds = bounds.only(alive.cell)
             least = float(alive.value.min(initial=math.inf))
             cells = self._bounds.cells
@@ -88,6 +91,13 @@ class Sweep:
         waits = np.geomspace(max(self.least.wait[-1], 1e-9 * high), high * SLACK, 4)
         waits[0] = self.least.wait[-1]
         return Cells.grid(times, waits)
+
+    @property
+    def bounds(self) -> Bounds:
+        """Those that `narrow` came to."""
+        if self._bounds is None:
+            raise RuntimeError("narrow comes before run")
+        return self._bounds
 
     # -- passes ------------------------------------------------------------------------------
 
@@ -124,9 +134,11 @@ class Sweep:
         if not pool:
             return self.pipeline.root().take(slice(0, 0)), math.inf
         labels = Labels.join(pool)
-        values, shares = self._promise(cut, labels, incumbent)
+        values, shares, cells = self._promise(cut, labels, incumbent)
         chosen = np.flatnonzero(np.isfinite(shares))
         chosen = chosen[np.argsort(shares[chosen], kind="stable")]
+        if incumbent.spread and width is not None:
+            chosen = chosen[_in_turns(cells[chosen])]
         # Few are compared with each other if few are kept anyway.
         first, left_out = _cut(chosen, values, None if width is None else 8 * width)
         if len(first) and not self.is_1f1b:
@@ -137,40 +149,34 @@ class Sweep:
         left_out = min(left_out, more)
         return labels.take(chosen), left_out
 
-    def _promise(self, cut: int, labels: Labels, incumbent: Incumbent) -> tuple[Floats, Floats]:
-        """Least value that each label can come to, and its least share of what would win at its
-        time: infinite if the label cannot.
-        """
-        assert self._bounds is not None
-        found = np.full((2, len(labels)), math.inf)
+    def _promise(self, cut: int, labels: Labels, incumbent: Incumbent) -> Floats:
+        """`Alive.by_label` of all labels."""
+        found = np.full((3, len(labels)), math.inf)
         for first in range(0, len(labels), 1 << 13):
             part = slice(first, first + (1 << 13))
             some = labels.take(part)
-            own, wait, total = self.pipeline.certain(cut, some.state)
-            alive = self._bounds.alive(
-                self.goal, cut, own, wait, total, some.per_s, some.per_step, incumbent.limit
-            )
+            ahead = self.pipeline.ahead(cut, some)
+            alive = self.bounds.alive(self.goal, cut, ahead, incumbent.limit)
             found[:, part] = alive.by_label(len(some))
-        return found[0], found[1]
+        return found
 
     def _columns(self, cut: int, labels: Labels) -> Floats:
         """What a label must be no worse in than another one to make it superfluous."""
         columns = [self.pipeline.columns(cut, labels.state)]
-        assert self._bounds is not None
-        goal, least_s = self.goal, float(self._bounds.cells.t_low.min())
+        goal, least_s = self.goal, float(self.bounds.cells.t_low.min())
         if goal.cost_weight or goal.max_cost < math.inf:
             # Dollars are T P + fees, for some T that is at least the least of all plans.
             columns.append(labels.per_step + least_s * labels.per_s)
         num, degrees = self.rows.num_layers, self.table.combination.degrees
         if self.problem.max_stages < num:
-            columns.append(labels.stages)
+            columns.append(labels.stages.astype(np.float64))
         if self.problem.min_stages > 1:
-            columns.append(-labels.stages)
+            columns.append(-labels.stages.astype(np.float64))
         if degrees[-1] * num > self._max_functions:
-            columns.append(labels.functions)
+            columns.append(labels.functions.astype(np.float64))
         if goal.cost_weight or goal.max_cost < math.inf:
             columns.append(labels.per_s)
-        return np.column_stack([one.astype(np.float64) for one in columns])
+        return np.column_stack(columns)
 
     def _grow(
         self, cut: int, labels: Labels, pools: dict[int, list[Labels]], kept: dict[int, Labels],
@@ -203,11 +209,10 @@ class Sweep:
 
     def _useful(self, cut: int) -> Ints:
         """Rows that stop there and that a plan of some cell may have."""
-        assert self._bounds is not None
         here = self.rows.at(cut)
         rows = np.arange(here.start, here.stop)
         fine = np.isfinite(self.least.fill[self.table.start[rows]])
-        return rows[fine & self._bounds.allowed[:, rows].any(axis=0)]
+        return rows[fine & self.bounds.allowed[:, rows].any(axis=0)]
 
     def _may_win(
         self, cut: int, labels: Labels, which: Ints, rows: Ints, incumbent: Incumbent
@@ -267,15 +272,15 @@ class Sweep:
                 continue
             incumbent.offer(
                 float(total[label]), float(dollars[label]), float(values[label]),
-                lambda label=label: self._path(group, int(label), kept),
+                partial(self._plan, group, int(label), kept),
             )  # fmt: skip
 
-    def _path(self, group: Labels, label: int, kept: dict[int, Labels]) -> list[int]:
+    def _plan(self, group: Labels, label: int, kept: dict[int, Labels]) -> Plan:
         rows, parent = [int(group.row[label])], int(group.parent[label])
         while (cut := int(self.table.stop[rows[-1]])) != self.rows.num_layers:
             rows.append(int(kept[cut].row[parent]))
             parent = int(kept[cut].parent[parent])
-        return rows
+        return self.table.plan(rows)
 
 
 def _cut(chosen: Ints, values: Floats, most: int | None) -> tuple[Ints, float]:
@@ -283,3 +288,12 @@ def _cut(chosen: Ints, values: Floats, most: int | None) -> tuple[Ints, float]:
     if most is None:
         return chosen, math.inf
     return chosen[:most], float(values[chosen[most:]].min(initial=math.inf))
+
+
+def _in_turns(groups: Floats) -> Ints:
+    """The first of each group, then the second of each, and so on."""
+    order = np.argsort(groups, kind="stable")
+    _, first, size = np.unique(groups[order], return_index=True, return_counts=True)
+    rank = np.empty(len(groups), dtype=np.int64)
+    rank[order] = np.arange(len(groups)) - np.repeat(first, size)
+    return np.argsort(rank, kind="stable")

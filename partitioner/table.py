@@ -36,7 +36,8 @@ class Table:
     """Arrays of one entry a row.
 
     start, stop: layers. memory_mb, degree, recompute: the choice. fill_f, fill_b, lane_f, lane_b:
-    seconds, as in `StageTimes`; lane_both: the busiest lane, forward and backward added. tail: `cost.tail_s`. per_s, per_step: dollars of all replicas, as in
+    seconds, as in `StageTimes`; lane_both: the busiest lane, forward and backward added. tail:
+    `cost.tail_s`. per_s, per_step: dollars of all replicas, as in
     `StageFees`. memory_fixed, memory_each: bytes, and bytes for each micro-batch that is held. Rows are
     ordered by stop, then start.
     """
@@ -201,7 +202,7 @@ def _rows(
     hops = hop * (2.0 - is_first - is_last)
     synchronises = (degree > 1) & (trained > 0)
     sent = np.where(is_first, 0.0, hop)
-    tail = step - sent - up_b
+    tail: Floats = step - sent - up_b
     for d in combination.degrees:
         part = trained / d
         mask = synchronises & (degree == d)
