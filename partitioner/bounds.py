@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from funcpipe.partitioner.columns import Bools
 from funcpipe.partitioner.labels import Ahead, Pipeline
 from funcpipe.partitioner.objective import Goal
 from funcpipe.partitioner.rows import Floats, Ints
@@ -99,7 +100,7 @@ class Alive:
 
 @dataclass(frozen=True)
 class _Pairs:
-    """Of pairs of a label and a cell. start: least time; used: what is certain of it; and dollars."""
+    """Of pairs of a label and a cell. start: the least time; used: what is certain of it."""
 
     cell: Ints
     start: Floats
@@ -111,8 +112,8 @@ class _Pairs:
 class Bounds:
     """Shortest paths over completions, by cell, price and cut.
 
-    value: least of t_low p + fees + price x fills; per_s: least of p + price x fills. allowed: which
-    rows a plan of each cell may have.
+    value: least of t_low p + fees + price x fills; per_s: least of p + price x fills. allowed:
+    which rows a plan of each cell may have.
     """
 
     def __init__(self, pipeline: Pipeline, cells: Cells) -> None:
@@ -147,7 +148,7 @@ class Bounds:
         return few
 
     def alive(self, goal: Goal, cut: int, ahead: Ahead, limit: Callable[[Floats], Floats]) -> Alive:
-        """In which cells labels at `cut` could still win: have a value below `limit` of the time."""
+        """In which cells labels at `cut` could still win: get below the `limit` of their time."""
         own, wait, total = ahead.own, ahead.wait, ahead.total
         cells, least = self.cells, self.least
         start = np.maximum(cells.t_low, total[:, None])
@@ -204,14 +205,18 @@ class Bounds:
 def _shortest(
     known: Floats, start: np.ndarray, own: Floats, prices: Floats, fill: Floats
 ) -> Floats:
-    return (known[:, :, start] + own[:, None, :] + prices[:, None] * fill).min(axis=2)
+    least: Floats = (known[:, :, start] + own[:, None, :] + prices[:, None] * fill).min(axis=2)
+    return least
 
 
-def _allowed(pipeline: Pipeline, cells: Cells) -> np.ndarray:
+def _allowed(pipeline: Pipeline, cells: Cells) -> Bools:
     """Which rows a plan of each cell may have."""
     rows, least = pipeline.rows, pipeline.least
     table = rows.table
     others = least.fill[table.start] + rows.fill + least.behind[table.stop] + least.tail[-1]
-    by_waits = others + np.maximum(rows.wait, cells.w_low[:, None]) <= cells.t_high[:, None] * SLACK
+    by_waits: Bools = (
+        others + np.maximum(rows.wait, cells.w_low[:, None]) <= cells.t_high[:, None] * SLACK
+    )
     by_waits &= rows.wait <= cells.w_high[:, None] * SLACK
-    return by_waits & (pipeline.fastest() <= cells.t_high[:, None] * SLACK)
+    by_waits &= pipeline.fastest() <= cells.t_high[:, None] * SLACK
+    return by_waits

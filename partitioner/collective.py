@@ -20,8 +20,8 @@ def pipelined_s(n: int, up_s: float, down_s: float, hop_s: float) -> float:
     """FuncPipe's pipelined scatter-reduce (Liu et al. 2022, section 3.3).
 
     The n - 1 shares go up back to back and come down one behind: max(U + (n-1) W, (n-1) U + W).
-    Then the own sum goes up, U, and the others' come down, (n-1) W. For U = W that is 2 n U = 2 s/w,
-    as published; the paper counts n + 2 latencies, here it is 4 h beside those in U and W.
+    Then the own sum goes up, U, and the others' come down, (n-1) W. For U = W that is 2 n U = 2 s /
+    w, as published; the paper counts n + 2 latencies, here it is 4 h beside those in U and W.
     """
     shares = max(up_s + (n - 1) * down_s, (n - 1) * up_s + down_s)
     return shares + up_s + (n - 1) * down_s + 4 * hop_s

@@ -187,7 +187,8 @@ class Gpipe(Pipeline):
         table, least, rows = self.rows.table, self.least, self.rows
         by_first = least.fill[table.start] + np.maximum(rows.wait, least.wait[-1]) + least.tail[-1]
         by_own_end = least.fill_f[table.start] + rows.wait + table.tail
-        return rows.fill + least.behind[table.stop] + np.maximum(by_first, by_own_end)
+        fastest: Floats = rows.fill + least.behind[table.stop] + np.maximum(by_first, by_own_end)
+        return fastest
 
 
 class OneForward(Pipeline):
@@ -224,7 +225,8 @@ class OneForward(Pipeline):
     def fastest(self) -> Floats:
         table, least = self.rows.table, self.least
         whole = np.maximum(self.rows.fill + least.behind[table.stop], self.rows.busy)
-        return least.fill[table.start] + whole + least.tail[-1]
+        fastest: Floats = least.fill[table.start] + whole + least.tail[-1]
+        return fastest
 
 
 def pipeline_of(rows: Rows, least: Least) -> Pipeline:

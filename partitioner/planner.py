@@ -215,7 +215,7 @@ def _nothing(problem: Problem, goal: Goal, outcome: Outcome, judge: _Judge) -> P
             f"{outcome.solver} found no plan in {outcome.seconds:.1f} s, and there may be one; "
             "allow more time, or fewer choices"
         )
-    return Infeasible(explain(problem, goal, lambda other: judge.solve(other)))
+    return Infeasible(explain(problem, goal, judge.solve))
 
 
 def _answer(

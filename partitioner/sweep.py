@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -35,6 +35,15 @@ class Incumbent(Protocol):
 
     def offer(self, time_s: float, dollars: float, value: float, plan: Callable[[], Plan]) -> None:
         """A plan that is below the limit."""
+
+
+class _Pass(NamedTuple):
+    """pools: labels that wait at their cut. kept: those that were grown, which are parents."""
+
+    incumbent: Incumbent
+    check: Callable[[], None]
+    pools: dict[int, list[Labels]]
+    kept: dict[int, Labels]
 
 
 class Sweep:
@@ -110,17 +119,15 @@ class Sweep:
         often; what it raises ends the pass.
         """
         num = self.rows.num_layers
-        pools: dict[int, list[Labels]] = {num: [self.pipeline.root()]}
-        kept: dict[int, Labels] = {}
+        one = _Pass(incumbent, check, {num: [self.pipeline.root()]}, {})
         dropped = math.inf
         for cut in range(num, 0, -1):
             check()
-            labels, left_out = self._survivors(cut, pools.pop(cut, []), incumbent, width)
+            labels, left_out = self._survivors(cut, one.pools.pop(cut, []), incumbent, width)
             dropped = min(dropped, left_out)
-            if not len(labels):
-                continue
-            kept[cut] = labels
-            self._grow(cut, labels, pools, kept, incumbent, check)
+            if len(labels):
+                one.kept[cut] = labels
+                self._grow(cut, labels, one)
         if width is None or dropped == math.inf:
             self.proven = True
         return dropped
@@ -178,34 +185,29 @@ class Sweep:
             columns.append(labels.per_s)
         return np.column_stack(columns)
 
-    def _grow(
-        self, cut: int, labels: Labels, pools: dict[int, list[Labels]], kept: dict[int, Labels],
-        incumbent: Incumbent, check: Callable[[], None],
-    ) -> None:  # fmt: skip
-        """All labels at `cut` with each stage that stops there, into the pools of where it starts."""
+    def _grow(self, cut: int, labels: Labels, one: _Pass) -> None:
+        """All labels at `cut` with each stage that stops there, into the pools of their cuts."""
         rows = self._useful(cut)
         if not len(rows):
             return
         step = max(1, CHUNK // len(rows))
         for first in range(0, len(labels), step):
-            check()
+            one.check()
             some = labels.take(slice(first, first + step))
             which = np.repeat(np.arange(len(some)), len(rows))
             chosen = np.tile(rows, len(some))
             keep = self._may_grow(some, which, chosen)
-            keep[keep] = self._may_win(cut, some, which[keep], chosen[keep], incumbent)
+            keep[keep] = self._may_win(cut, some, which[keep], chosen[keep], one.incumbent)
             new = self.pipeline.grown(some, which[keep], chosen[keep], first)
             starts = self.table.start[new.row]
             order = np.argsort(starts, kind="stable")
             edges = np.searchsorted(starts[order], np.arange(cut + 1))
-            for start in range(cut):
+            for start in np.flatnonzero(np.diff(edges)):
                 group = new.take(order[edges[start] : edges[start + 1]])
-                if not len(group):
-                    continue
                 if start:
-                    self._add(start, group, pools, incumbent)
+                    self._add(int(start), group, one)
                 else:
-                    self._complete(cut, group, kept, incumbent)
+                    self._complete(group, one)
 
     def _useful(self, cut: int) -> Ints:
         """Rows that stop there and that a plan of some cell may have."""
@@ -243,23 +245,20 @@ class Sweep:
                 fine[there] &= table.fits(int(place))[rows[there]]
         return fine
 
-    def _add(
-        self, start: int, group: Labels, pools: dict[int, list[Labels]], incumbent: Incumbent
-    ) -> None:
+    def _add(self, start: int, group: Labels, one: _Pass) -> None:
         """What a quick look does not rule out."""
         least, goal = self.least, self.goal
         total = self.pipeline.certain(start, group.state)[2]
         dollars = total * (group.per_s + least.per_s[start])
         dollars += group.per_step + least.per_step[start]
         values = goal.time_weight * total + goal.cost_weight * dollars
-        fine = (values < incumbent.limit(total)) & (total <= goal.max_time_s * SLACK)
+        fine = (values < one.incumbent.limit(total)) & (total <= goal.max_time_s * SLACK)
         fine &= dollars <= goal.max_cost * SLACK
         if fine.any():
-            pools.setdefault(start, []).append(group.take(fine))
+            one.pools.setdefault(start, []).append(group.take(fine))
 
-    def _complete(
-        self, cut: int, group: Labels, kept: dict[int, Labels], incumbent: Incumbent
-    ) -> None:
+    def _complete(self, group: Labels, one: _Pass) -> None:
+        incumbent = one.incumbent
         total = self.pipeline.total_s(group.state)
         dollars = total * group.per_s + group.per_step
         goal = self.goal
@@ -272,7 +271,7 @@ class Sweep:
                 continue
             incumbent.offer(
                 float(total[label]), float(dollars[label]), float(values[label]),
-                partial(self._plan, group, int(label), kept),
+                partial(self._plan, group, int(label), one.kept),
             )  # fmt: skip
 
     def _plan(self, group: Labels, label: int, kept: dict[int, Labels]) -> Plan:
