@@ -11,6 +11,7 @@ dropped, others are split: the relaxation gets as tight as the cells are small.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 
@@ -18,9 +19,9 @@ import numpy as np
 
 from funcpipe.partitioner.labels import Pipeline
 from funcpipe.partitioner.objective import Goal
-from funcpipe.partitioner.rows import Floats, Least, Rows
+from funcpipe.partitioner.rows import Floats, Ints
 
-__all__ = ["Bounds", "Cells"]
+__all__ = ["Alive", "Bounds", "Cells"]
 
 PRICES = 5
 SLACK = 1 + 1e-9
@@ -60,11 +61,38 @@ class Cells:
             np.where(by_time, middle_t, self.t_low), self.t_high,
             np.where(by_time, self.w_low, middle_w), self.w_high,
         )  # fmt: skip
-        return Cells(*(np.concatenate(pair) for pair in zip(_arrays(low), _arrays(high), strict=True)))
+        return Cells(
+            *(np.concatenate(pair) for pair in zip(_arrays(low), _arrays(high), strict=True))
+        )
 
 
 def _arrays(cells: Cells) -> tuple[Floats, ...]:
     return cells.t_low, cells.t_high, cells.w_low, cells.w_high
+
+
+@dataclass(frozen=True)
+class Alive:
+    """Pairs of a label and a cell in which it could win: the least value that it could have there,
+    and the value that it must be below. Ordered by label.
+    """
+
+    label: Ints
+    cell: Ints
+    value: Floats
+    limit: Floats
+
+    def by_label(self, num: int) -> tuple[Floats, Floats]:
+        """Least value of each of `num` labels, and its least share of what would win; infinite for
+        labels without a pair.
+        """
+        found = np.full((2, num), np.inf)
+        if len(self.label):
+            edges = np.flatnonzero(np.diff(self.label, prepend=-1))
+            with np.errstate(invalid="ignore"):
+                shares = np.where(np.isfinite(self.limit), self.value / self.limit, 0.0)
+            for place, values in enumerate((self.value, shares)):
+                found[place, self.label[edges]] = np.minimum.reduceat(values, edges)
+        return found[0], found[1]
 
 
 class Bounds:
@@ -103,47 +131,76 @@ class Bounds:
         few.value, few.per_s = self.value[alive], self.per_s[alive]
         return few
 
-    def values(
-        self, goal: Goal, cut: int, own: Floats, wait: Floats, total: Floats,
-        per_s: Floats, per_step: Floats,
-    ) -> tuple[Floats, Floats]:
-        """Least value of the goal that labels at `cut` can come to in each cell, infinite where
-        they cannot be in it, and the least time there. Arrays [label, cell].
+    def alive(
+        self,
+        goal: Goal,
+        cut: int,
+        own: Floats,
+        wait: Floats,
+        total: Floats,
+        per_s: Floats,
+        per_step: Floats,
+        limit: Callable[[Floats], Floats],
+    ) -> Alive:
+        """In which cells labels at `cut` could still win: have a value below `limit` of the time.
 
         own, wait, total: `Pipeline.certain`. per_s, per_step: the label's dollars.
         """  # fmt: skip
-        cells = self.cells
+        cells, least = self.cells, self.least
         start = np.maximum(cells.t_low, total[:, None])
         used = own[:, None] + np.maximum(cells.w_low, wait[:, None])
-        shut = (start > cells.t_high * SLACK) | (wait[:, None] > cells.w_high * SLACK)
-        room = cells.t_high * SLACK - used  # for the completion's fills
-        shut |= room < self.least.fill[cut]
-        none = ~np.isfinite(self.per_s[:, 0, cut])
-        shut, room = shut | none, np.maximum(room, 0.0)
-        more = (self.per_s[:, :, cut] - self.prices_per_s * room[:, :, None]).max(axis=2)
-        more = np.where(none, 0.0, np.maximum(more, self.least.per_s[cut]))
-        slope = per_s[:, None] + more
-        plain = start * slope + per_step[:, None] + self.least.per_step[cut]
+        open_ = (start <= cells.t_high * SLACK) & (wait[:, None] <= cells.w_high * SLACK)
+        open_ &= used + least.fill[cut] <= cells.t_high * SLACK
+        open_ &= np.isfinite(self.per_s[:, 0, cut])
+        if goal.cost_weight:
+            # A quick look first: most pairs end here.
+            dollars = start * (per_s + least.per_s[cut])[:, None]
+            dollars += (per_step + least.per_step[cut])[:, None]
+            quick = goal.time_weight * start + goal.cost_weight * dollars
+            open_ &= (quick < limit(start)) & (dollars <= goal.max_cost * SLACK)
+        label, cell = np.nonzero(open_)
+        start, used = start[label, cell], used[label, cell]
+        if not goal.cost_weight and goal.max_cost == np.inf:
+            values = goal.time_weight * start
+        else:
+            envelope = self._envelope(cut, label, cell, start, used, per_s[label], per_step[label])
+            extra = goal.time_weight / goal.cost_weight if goal.cost_weight else 0.0
+            values = goal.cost_weight * envelope(extra)
+            if not goal.cost_weight:
+                values = goal.time_weight * start
+            if goal.max_cost < np.inf:
+                values = np.where(envelope(0.0) > goal.max_cost * SLACK, np.inf, values)
+        bars = limit(start)
+        wins = values < bars
+        return Alive(label[wins], cell[wins], values[wins], bars[wins])
+
+    def _envelope(
+        self, cut: int, label: Ints, cell: Ints, start: Floats, used: Floats, per_s: Floats,
+        per_step: Floats,
+    ) -> Callable[[float], Floats]:  # fmt: skip
+        """Of pairs of labels and cells: the least of extra x T + T P + fees, by `extra`."""
+        least = self.least
+        t_low = self.cells.t_low[cell]
+        room = np.maximum(self.cells.t_high[cell] * SLACK - used, 0.0)  # for the fills to come
+        more = self.per_s[cell, :, cut] - self.prices_per_s * room[:, None]
+        slope = per_s + np.maximum(more.max(axis=1), least.per_s[cut])
+        paths = self.value[cell, :, cut]
 
         def envelope(extra: float) -> Floats:
-            # extra x T + T P + fees, with T >= used + the completion's fills.
-            over = (slope + extra)[:, :, None] - self.prices
-            span = np.where(over >= 0, self.least.fill[cut], room[:, :, None])
-            completion = (self.value[:, :, cut] + over * span).max(axis=2)
-            fixed = cells.t_low * per_s[:, None] + per_step[:, None] - slope * cells.t_low
-            linear = fixed + (slope + extra) * used + completion
-            return np.maximum(linear, plain + extra * start)
+            # T >= used + the fills to come.
+            over = (slope + extra)[:, None] - self.prices
+            span = np.where(over >= 0, least.fill[cut], room[:, None])
+            completion = (paths + over * span).max(axis=1)
+            linear = t_low * per_s + per_step - slope * t_low + (slope + extra) * used + completion
+            plain = start * (slope + extra) + per_step + least.per_step[cut]
+            return np.maximum(linear, plain)
 
-        if goal.max_cost < np.inf:
-            shut |= envelope(0.0) > goal.max_cost * SLACK
-        if goal.cost_weight:
-            value = goal.cost_weight * envelope(goal.time_weight / goal.cost_weight)
-        else:
-            value = goal.time_weight * start
-        return np.where(shut, np.inf, value), start
+        return envelope
 
 
-def _shortest(known: Floats, start: np.ndarray, own: Floats, prices: Floats, fill: Floats) -> Floats:
+def _shortest(
+    known: Floats, start: np.ndarray, own: Floats, prices: Floats, fill: Floats
+) -> Floats:
     return (known[:, :, start] + own[:, None, :] + prices[:, None] * fill).min(axis=2)
 
 

@@ -16,6 +16,7 @@ from funcpipe.partitioner.rows import Floats, Ints, Least, Rows
 __all__ = ["Gpipe", "Labels", "OneForward", "Pipeline", "nondominated", "pipeline_of"]
 
 TINY = 1e-12
+BLOCK = 64
 
 
 @dataclass(frozen=True)
@@ -123,9 +124,7 @@ class Gpipe(Pipeline):
             place = (np.arange(len(rows)), self.rows.class_of[rows])
             blocks[place] = np.maximum(blocks[place], lane[rows])
             for index, ratio in enumerate(self.rows.ratios):
-                np.maximum(
-                    blocks[:, index + 1], ratio * blocks[:, index], out=blocks[:, index + 1]
-                )
+                np.maximum(blocks[:, index + 1], ratio * blocks[:, index], out=blocks[:, index + 1])
         end = new[:, 1] + self._waits_b(new) + table.tail[rows]
         new[:, 2] = np.maximum(new[:, 2], end)
         return new
@@ -156,7 +155,11 @@ class Gpipe(Pipeline):
             lane_b = np.maximum(state[:, 4], self.least.next_lane_b[cut]) * self.rows.counts[0]
             end = np.maximum(end, backward + lane_b + self.least.next_end[cut])
             # The time is the largest of these sums, each plus something that labels share.
-            sums = [f + b for f in (forward, forward + lane_f) for b in (backward, backward + lane_b, end)]
+            sums = [
+                f + b
+                for f in (forward, forward + lane_f)
+                for b in (backward, backward + lane_b, end)
+            ]
             return np.stack(sums, axis=1)
         end = np.maximum(end, backward + floor_b + self.least.next_end[cut])
         return np.column_stack([forward, backward, end, state[:, 3:]])
@@ -212,13 +215,21 @@ def nondominated(columns: Floats, order: Ints) -> Ints:
     """Of rows in this order, those that no kept row before them is as good as in every column."""
     left, kept = order, []
     while len(left):
-        first = left[0]
-        kept.append(first)
-        rest = left[1:]
-        worse = np.ones(len(rest), dtype=bool)
-        for column in range(columns.shape[1]):
-            values = columns[rest[worse], column]
-            bar = columns[first, column]
-            worse[worse] = values >= bar - TINY * abs(bar)
-        left = rest[~worse]
-    return np.array(kept, dtype=np.int64)
+        block, left = left[:BLOCK], left[BLOCK:]
+        worse = _no_better(columns[block], columns[block])
+        # A row is compared with the rows before it, whether those are kept or not: what makes one
+        # superfluous makes the other superfluous too.
+        block = block[~np.tril(worse, -1).any(axis=1)]
+        kept.append(block)
+        if len(left):
+            left = left[~_no_better(columns[left], columns[block]).any(axis=1)]
+    return np.concatenate(kept) if kept else np.empty(0, dtype=np.int64)
+
+
+def _no_better(these: Floats, than: Floats) -> np.ndarray:
+    """Whether one of `these` (rows) is as large as one of `than` (columns) in every column."""
+    worse = np.ones((len(these), len(than)), dtype=bool)
+    for column in range(these.shape[1]):
+        bars = than[:, column]
+        worse &= these[:, column, None] >= bars - TINY * np.abs(bars)
+    return worse

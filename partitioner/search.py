@@ -18,10 +18,10 @@ from funcpipe.partitioner.cost import Estimate, evaluate
 from funcpipe.partitioner.objective import Goal
 from funcpipe.partitioner.plan import Plan
 from funcpipe.partitioner.rows import Floats
-from funcpipe.partitioner.sweep import Sweep
+from funcpipe.partitioner.sweep import Incumbent, Sweep
 from funcpipe.partitioner.verify import faults
 
-__all__ = ["Search"]
+__all__ = ["OutOfTime", "Search", "checker", "sweeps_of"]
 
 FIRST_WIDTH = 8
 WIDTHS: tuple[int | None, ...] = (40, 250, 1500, None)
@@ -91,10 +91,10 @@ class Search:
         sweeps: list[Sweep] = []
         rest: list[float] = []
         try:
-            sweeps = _sweeps(problem, goal, best, _checker(deadline))
-            solve_gpipe([s for s in sweeps if not s.is_1f1b], best, _checker(deadline))
+            sweeps = sweeps_of(problem, goal, best, checker(deadline))
+            solve_gpipe([s for s in sweeps if not s.is_1f1b], best, checker(deadline))
             for sweep in sorted((s for s in sweeps if s.is_1f1b), key=lambda s: s.bound):
-                rest.append(solve_1f1b(sweep, problem, goal, best, _checker(deadline)))
+                rest.append(solve_1f1b(sweep, problem, goal, best, checker(deadline)))
         except OutOfTime:
             notes.append("the time limit ended the search")
         except KeyboardInterrupt:
@@ -142,7 +142,7 @@ def outcome(
     )
 
 
-def _checker(deadline: Deadline) -> Callable[[], None]:
+def checker(deadline: Deadline) -> Callable[[], None]:
     def check() -> None:
         if deadline.over:
             raise OutOfTime
@@ -157,8 +157,8 @@ def _start_from(best: Best, problem: Problem, goal: Goal, plan: Plan) -> None:
         best.plan, best.value = plan, goal.value(estimate.step_s, estimate.dollars)
 
 
-def _sweeps(
-    problem: Problem, goal: Goal, best: Best, check: Callable[[], None]
+def sweeps_of(
+    problem: Problem, goal: Goal, best: Incumbent, check: Callable[[], None]
 ) -> list[Sweep]:
     found = []
     for combination in problem.combinations():
@@ -186,7 +186,7 @@ def solve_gpipe(sweeps: Sequence[Sweep], best: Best, check: Callable[[], None]) 
 
 
 def solve_1f1b(
-    sweep: Sweep, problem: Problem, goal: Goal, best: Best, check: Callable[[], None]
+    sweep: Sweep, problem: Problem, goal: Goal, best: Incumbent, check: Callable[[], None]
 ) -> float:
     """Simulate the plans of a combination whose lower bound could win, best bound first.
 

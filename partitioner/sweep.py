@@ -26,7 +26,9 @@ class Incumbent(Protocol):
 
     def limit(self, time_s: Floats) -> Floats: ...
 
-    def offer(self, time_s: float, dollars: float, value: float, rows: Callable[[], list[int]]) -> None:
+    def offer(
+        self, time_s: float, dollars: float, value: float, rows: Callable[[], list[int]]
+    ) -> None:
         """A plan of the combination at hand, and how to find its rows."""
 
 
@@ -59,12 +61,11 @@ class Sweep:
             if not len(cells):
                 break
             bounds = Bounds(self.pipeline, cells)
-            values, start = bounds.values(
-                self.goal, num, own, wait, total, root.per_s, root.per_step
+            alive = bounds.alive(
+                self.goal, num, own, wait, total, root.per_s, root.per_step, incumbent.limit
             )
-            alive = values[0] < incumbent.limit(start[0])
-            self._bounds = bounds.only(alive)
-            least = float(values[0][alive].min(initial=math.inf))
+            self._bounds = bounds.only(alive.cell)
+            least = float(alive.value.min(initial=math.inf))
             cells = self._bounds.cells
             if 2 * len(cells) > MOST_CELLS:
                 break
@@ -106,9 +107,8 @@ class Sweep:
             check()
             labels, values = self._survivors(cut, pools.pop(cut, []), incumbent)
             if width is not None and len(labels) > width:
-                order = np.argsort(values, kind="stable")
-                dropped = min(dropped, float(values[order[width]]))
-                labels = labels.take(order[:width])
+                dropped = min(dropped, float(values[width:].min()))
+                labels = labels.take(slice(0, width))
             if not len(labels):
                 continue
             kept[cut] = labels
@@ -120,31 +120,34 @@ class Sweep:
     def _survivors(
         self, cut: int, pool: list[Labels], incumbent: Incumbent
     ) -> tuple[Labels, Floats]:
-        """Labels of the pool that can still win and that no other one makes superfluous."""
+        """Labels of the pool that can still win and that no other one makes superfluous, the most
+        promising first, and the least value that each can come to.
+        """
         if not pool:
             return self.pipeline.root().take(slice(0, 0)), np.empty(0)
         labels = Labels.join(pool)
-        values = self._promise(cut, labels, incumbent)
-        alive = np.flatnonzero(np.isfinite(values))
-        order = alive[np.argsort(values[alive], kind="stable")]
+        values, shares = self._promise(cut, labels, incumbent)
+        alive = np.flatnonzero(np.isfinite(shares))
+        order = alive[np.argsort(shares[alive], kind="stable")]
         # A lower bound that is no larger says nothing of the true times: 1f1b keeps all.
         chosen = order if self.is_1f1b else nondominated(self._columns(cut, labels), order)
         return labels.take(chosen), values[chosen]
 
-    def _promise(self, cut: int, labels: Labels, incumbent: Incumbent) -> Floats:
-        """Least value that each label can come to; infinite where that cannot win."""
+    def _promise(self, cut: int, labels: Labels, incumbent: Incumbent) -> tuple[Floats, Floats]:
+        """Least value that each label can come to, and its least share of what would win at its
+        time: infinite if the label cannot.
+        """
         assert self._bounds is not None
-        found = np.full(len(labels), math.inf)
+        found = np.full((2, len(labels)), math.inf)
         for first in range(0, len(labels), 1 << 13):
             part = slice(first, first + (1 << 13))
             some = labels.take(part)
             own, wait, total = self.pipeline.certain(cut, some.state)
-            values, start = self._bounds.values(
-                self.goal, cut, own, wait, total, some.per_s, some.per_step
+            alive = self._bounds.alive(
+                self.goal, cut, own, wait, total, some.per_s, some.per_step, incumbent.limit
             )
-            values = np.where(values < incumbent.limit(start), values, math.inf)
-            found[part] = values.min(axis=1)
-        return found
+            found[:, part] = alive.by_label(len(some))
+        return found[0], found[1]
 
     def _columns(self, cut: int, labels: Labels) -> Floats:
         """What a label must be no worse in than another one to make it superfluous."""
