@@ -130,9 +130,7 @@ def _rows_by_place(table: Table, max_stages: int) -> list[list[list[int]]]:
     return places
 
 
-def _paths(
-    table: Table, places: list[list[list[int]]], behind: list[int]
-) -> Iterator[list[int]]:
+def _paths(table: Table, places: list[list[list[int]]], behind: list[int]) -> Iterator[list[int]]:
     """All paths that end with `behind`: memory depends on the place counted from the end."""
     reached = int(table.start[behind[0]]) if behind else table.num_layers
     if reached == 0:

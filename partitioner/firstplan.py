@@ -22,7 +22,7 @@ CAPS = (1.0, 0.6, 0.35, 0.2, 0.1)
 
 
 def measure(table: Table, rows: Sequence[int]) -> tuple[float, float]:
-    """Seconds and dollars of a step of a path of rows under `gpipe`, as `cost.evaluate` has them."""
+    """Seconds and dollars of a step of a path under `gpipe`, as `cost.evaluate` has them."""
     chosen = list(rows)
     degrees = [int(d) for d in table.degree[chosen]]
     lanes_b = table.lane_b[chosen].tolist()

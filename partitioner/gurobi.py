@@ -1,8 +1,8 @@
 """The back-end `gurobi`: the program with the product left in the objective, as FuncPipe solves it.
 
 Without a licence of one's own gurobipy solves small programs only: 2,000 variables and constraints,
-and 200 variables once anything is quadratic. What is too large as a quadratic program is solved as a
-linear one (`funcpipe.partitioner.program`); what is too large as that is refused.
+and 200 variables once anything is quadratic. What is too large as a quadratic program is solved as
+a linear one (`funcpipe.partitioner.program`); what is too large as that is refused.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class _Runner:
             if error.errno == SIZE_LIMIT_EXCEEDED:
                 return None
             raise SolverError(
-                f"gurobi failed: {error.message or 'error'} ({error.errno}); choose the solver search"
+                f"gurobi failed: {error.message or 'error'} ({error.errno}); choose another solver"
             ) from error
         finally:
             model.dispose()

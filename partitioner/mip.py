@@ -20,7 +20,7 @@ from funcpipe.partitioner.verify import faults, verified
 
 __all__ = ["Answer", "Run", "solve_all"]
 
-# How often a plan that a solver's tolerance let over a bound is excluded, and the rest solved again.
+# How many plans that a solver's tolerance let over a bound are excluded, one after the other.
 MOST_EXCLUDED = 20
 
 # Proven up to here: what a solver's tolerance leaves of a bound that ought to equal the value.
@@ -50,6 +50,9 @@ class _State:
     problem: Problem
     goal: Goal
     solver: str
+    run: Run
+    make: Callable[..., Program]
+    deadline: Deadline
     began_s: float
     plan: Plan | None = None
     estimate: Estimate | None = None
@@ -85,11 +88,12 @@ class _State:
 
 @dataclass(kw_only=True)
 class _Part:
-    """One combination. bound: none of its plans has a lower value."""
+    """One combination. bound: none of its plans has less. given_up: more time is no help."""
 
     combination: Combination
     bound: float
     finished: bool = False
+    given_up: bool = False
     excluded: list[list[int]] = field(default_factory=list)
 
 
@@ -113,28 +117,31 @@ def solve_all(
             f"{solver} plans the schedule gpipe only: there is no formula for 1f1b. Choose the "
             "solver search, or exhaustive for a small model"
         )
-    state = _State(problem=problem, goal=goal, solver=solver, began_s=deadline.passed_s)
+    state = _State(
+        problem=problem, goal=goal, solver=solver, run=run, make=make, deadline=deadline,
+        began_s=deadline.passed_s,
+    )  # fmt: skip
     parts = [_Part(combination=one, bound=-math.inf) for one in combinations]
     try:
         if incumbent is not None:
             state.offer(incumbent)
-        _begin(state, parts, deadline)
-        _work(run, make, state, parts, deadline)
+        _begin(state, parts)
+        _work(state, parts)
     except KeyboardInterrupt:
         if state.plan is None:
             raise
         state.notes.append("stopped by Ctrl-C")
-    return _outcome(state, parts, deadline)
+    return _outcome(state, parts)
 
 
-def _begin(state: _State, parts: list[_Part], deadline: Deadline) -> None:
+def _begin(state: _State, parts: list[_Part]) -> None:
     """Bounds of all combinations, the most promising first, and a first plan."""
     for part in parts:
-        if not deadline.over:
+        if not state.deadline.over:
             part.bound = state.bounds(part.combination).value
     parts.sort(key=lambda part: part.bound)
     for part in parts:
-        if deadline.over:
+        if state.deadline.over:
             return
         table = state.problem.table(part.combination)
         rows = first_rows(table, state.goal, state.limits())
@@ -142,50 +149,46 @@ def _begin(state: _State, parts: list[_Part], deadline: Deadline) -> None:
             state.offer(table.plan(rows))
 
 
-def _work(
-    run: Run, make: Callable[..., Program], state: _State, parts: list[_Part], deadline: Deadline
-) -> None:
-    """Each combination gets its share of what time is left; those that need more get it at the end."""
-    while pending := [part for part in parts if not part.finished]:
+def _work(state: _State, parts: list[_Part]) -> None:
+    """Each combination gets its share of the time left; what needs more gets it at the end."""
+    while pending := [part for part in parts if not part.finished and not part.given_up]:
         for number, part in enumerate(pending):
-            if deadline.over:
+            if state.deadline.over:
                 return
-            stopped = _solve(run, make, state, part, deadline.left_s / (len(pending) - number))
-            if stopped:
+            share = state.deadline.left_s / (len(pending) - number)
+            if _solve(state, part, share).stopped:
                 raise KeyboardInterrupt
-        if deadline.left_s == math.inf and not all(part.finished for part in parts):
-            return  # without a limit a solver that gives up does so for other reasons
+            part.given_up |= share == math.inf
 
 
-def _solve(
-    run: Run, make: Callable[..., Program], state: _State, part: _Part, limit_s: float
-) -> bool:
-    """One combination, again without each plan that breaks a bound; whether it was stopped."""
+def _solve(state: _State, part: _Part, limit_s: float) -> Answer:
+    """One combination, again without each plan that breaks a bound; the last answer."""
     table = state.problem.table(part.combination)
     while True:
         bounds = state.bounds(part.combination)
         part.bound = max(part.bound, min(bounds.value, state.cut()))
         if part.bound >= state.cut():
             part.finished = True
-            return False
-        program = make(bounds, state.goal, state.limits(), excluded=part.excluded)
-        answer = run(program, limit_s=limit_s)
-        allowed = True
-        if answer.rows is not None:
-            allowed = state.offer(table.plan(answer.rows))
-        if allowed or not answer.finished or len(part.excluded) >= MOST_EXCLUDED:
+            return Answer(finished=True)
+        program = state.make(bounds, state.goal, state.limits(), excluded=part.excluded)
+        answer = state.run(program, limit_s=min(limit_s, state.deadline.left_s))
+        if answer.rows is None or state.offer(table.plan(answer.rows)):
+            part.finished = answer.finished
             break
-        assert answer.rows is not None
+        if len(part.excluded) == MOST_EXCLUDED:
+            part.given_up = True
+            text = f"{state.solver} finds only plans that its tolerance lets over a bound"
+            state.notes.append(text)
+            break
         part.excluded.append(answer.rows)
+        if answer.stopped or state.deadline.over:
+            break
     proven = math.inf if answer.finished and answer.rows is None else answer.bound * program.unit
     part.bound = max(part.bound, min(proven * (1 - CUT), state.cut()))
-    part.finished = answer.finished and allowed
-    if answer.finished and not allowed:
-        state.notes.append(f"{state.solver} finds only plans that break a bound by its tolerance")
-    return answer.stopped
+    return answer
 
 
-def _outcome(state: _State, parts: list[_Part], deadline: Deadline) -> Outcome:
+def _outcome(state: _State, parts: list[_Part]) -> Outcome:
     bound = min((part.bound for part in parts), default=math.inf)
     found = Outcome(
         plan=state.plan,
@@ -193,7 +196,7 @@ def _outcome(state: _State, parts: list[_Part], deadline: Deadline) -> Outcome:
         value=state.value,
         bound=min(bound, state.value),
         status=Status.INFEASIBLE,
-        seconds=deadline.passed_s - state.began_s,
+        seconds=state.deadline.passed_s - state.began_s,
         solver=state.solver,
         notes=tuple(state.notes),
     )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType
 
 __all__ = ["quiet", "stoppable"]
 
@@ -46,10 +48,12 @@ def _flush() -> None:
 def stoppable(work: Callable[[], object], stop: Callable[[], object]) -> bool:
     """Do `work`, and call `stop` at each Ctrl-C; whether there was one. Raises what `work` raises.
 
-    Python sees a signal between two of its own instructions only, of which C code has none: `work`
-    gets a thread of its own, which has ended on return.
+    Python handles a signal between two of its own instructions only, of which C code has none:
+    `work` gets a thread of its own, which has ended on return. Ctrl-C raises nothing meanwhile, so
+    that it can come at no wrong moment. In other threads than the main one there is no Ctrl-C.
     """
     raised: list[BaseException] = []
+    pressed: list[int] = []
 
     def call() -> None:
         try:
@@ -57,15 +61,23 @@ def stoppable(work: Callable[[], object], stop: Callable[[], object]) -> bool:
         except BaseException as error:  # noqa: BLE001 - raised again below
             raised.append(error)
 
-    stopped = False
-    thread = threading.Thread(target=call, name="solver")
-    thread.start()
-    while thread.is_alive():
-        try:
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        pressed.append(number)
+        stop()
+
+    usual = signal.getsignal(signal.SIGINT)
+    is_main = threading.current_thread() is threading.main_thread()
+    listens = is_main and callable(usual)  # not where it is ignored
+    if listens:
+        signal.signal(signal.SIGINT, on_signal)
+    try:
+        thread = threading.Thread(target=call, name="solver")
+        thread.start()
+        while thread.is_alive():
             thread.join(0.1)
-        except KeyboardInterrupt:
-            stopped = True
-            stop()
+    finally:
+        if listens:
+            signal.signal(signal.SIGINT, usual)
     if raised:
         raise raised[0]
-    return stopped
+    return bool(pressed)

@@ -1,17 +1,17 @@
-"""The mixed-integer program of one combination under `gpipe`, as plain data that any solver can be given.
+"""The mixed-integer program of one combination under `gpipe`, as plain data for any solver.
 
 Variables: z of each row, whether it is chosen; T, the step's time; F, the end of the forward; for
 each degree the slowest forward lane, and for each layer the slowest backward lane and the sum of
-backward fills from it on. Chosen rows form a path from layer 0 to the last. Exactly one row covers a
-layer, so sums over the rows that cover it stand for "the stage of this layer":
+backward fills from it on. Chosen rows form a path from layer 0 to the last. Exactly one row covers
+a layer, so sums over the rows that cover it stand for "the stage of this layer":
 
     lane_f >= sum lane_f z          for every layer; with several degrees see `waits.counts_of`
     F      >= sum fill_f z + waits
     T      >= F + sum fill_b z of the rows that end behind the layer + their waits + sum tail z
 
-Dollars are T x sum per_s z + sum per_step z. The product is either left to the solver (`quadratic`), or
-made linear with w = T z for each row: the w form a path of flow T, and 0 <= w <= U z where U is what a
-useful plan can take at most. That is exact for whole z.
+Dollars are T x sum per_s z + sum per_step z. The product is left to the solver (`quadratic`), or
+made linear with w = T z for each row: the w form a path of flow T, and 0 <= w <= U z where U is what
+a useful plan can take at most. That is exact for whole z.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ __all__ = ["BOUND_SLACK", "CUT", "Program", "make_program"]
 # A better plan is one that is better by this share: no solver is exact beyond it.
 CUT = 1e-7
 
-# Solvers get bounds on time and dollars this much wider; what then breaks a bound is excluded by name.
+# Solvers get bounds on time and dollars this much wider; plans that then break one are excluded.
+# A bound that the best plan meets exactly has made CBC lose it.
 BOUND_SLACK = 1e-7
 
 
@@ -101,8 +102,8 @@ def make_program(
 ) -> Program:
     """bounds: of the table's rows; those that no useful plan can have are left out.
 
-    quadratic: keep the product of time and dollars per second in the objective; not for goals with a
-    bound on dollars. excluded: paths that the solver must not choose.
+    quadratic: keep the product of time and dollars per second in the objective; not for goals with
+    a bound on dollars. excluded: paths that the solver must not choose.
     """
     return _Maker(bounds, goal, limits).make(quadratic=quadratic, excluded=excluded)
 
@@ -127,7 +128,8 @@ class _Maker:
         bounds, goal, second = self._bounds, self._goal, self._second
         z = self._variables(np.zeros(len(self._rows)), 1.0, whole=True)
         earliest = max(0.0, bounds.time_s) / second * (1 - BOUND_SLACK)
-        time = self._variables([earliest], max(earliest, bounds.latest_s / second * (1 + BOUND_SLACK)))
+        latest = bounds.latest_s / second * (1 + BOUND_SLACK)
+        time = self._variables([earliest], max(earliest, latest))
         self._path(z)
         self._counts(z, excluded)
         self._step(z, time)
@@ -151,7 +153,9 @@ class _Maker:
         return self._program(objective, kept, np.repeat(time, len(kept)), prices * per_s)
 
     def _program(self, objective: Floats, left: Ints, right: Ints, factors: Floats) -> Program:
-        at_row, at_column, coefficient = (np.concatenate(part) for part in zip(*self._triplets, strict=True))
+        at_row, at_column, coefficient = (
+            np.concatenate(part) for part in zip(*self._triplets, strict=True)
+        )
         kept = coefficient != 0.0
         lower, upper = (np.concatenate([column[i] for column in self._columns]) for i in (0, 1))
         whole = np.concatenate([np.full(len(c[0]), c[2]) for c in self._columns])
@@ -221,9 +225,7 @@ class _Maker:
             for number, (kind, _) in enumerate(kinds):
                 ratio = self._ratios(kind)
                 mine = covers & (ratio > 0)
-                self._at_least(
-                    slowest_f[number : number + 1], [(z[mine], (ratio * lane_f)[mine])]
-                )
+                self._at_least(slowest_f[number : number + 1], [(z[mine], (ratio * lane_f)[mine])])
                 own = slowest_b[layer, number : number + 1]
                 self._at_least(own, [(z[mine], (ratio * lane_b)[mine])])
                 if layer + 1 < layers:

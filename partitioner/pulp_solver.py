@@ -1,7 +1,7 @@
 """The back-ends `cbc` and `highs`: the program, solved through PuLP.
 
-CBC comes with PuLP and runs as a process of its own; HiGHS is the package highspy, a library in this
-process. (The name of this file is not `pulp` so that no import can mean the wrong one.)
+CBC comes with PuLP and runs as a process of its own; HiGHS is the package highspy, a library in
+this process. (The name of this file is not `pulp` so that no import can mean the wrong one.)
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import math
 import re
 import subprocess
 import tempfile
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from funcpipe.errors import SolverError
@@ -76,21 +77,22 @@ def run_cbc(program: Program, *, limit_s: float) -> Answer:
     with tempfile.TemporaryDirectory(prefix="funcpipe-cbc-") as folder:
         model, solution = Path(folder, "model.mps"), Path(folder, "solution")
         ordered, names, constraints, _ = made.writeMPS(str(model), rename=1)
-        began_s = time.monotonic()
-        log = _call_cbc(pulp, program, folder, limit_s)
-        in_time = time.monotonic() - began_s < limit_s
-        if log is None:
+        process = _CbcProcess(_command(pulp, program, limit_s), folder)
+        if stoppable(lambda: process.run(limit_s), process.stop.set):
+            return Answer(finished=False, stopped=True)
+        if process.killed:
             return Answer(finished=False)
+        log = Path(folder, "log").read_text(encoding="utf-8", errors="replace")
         if not solution.exists():
             raise SolverError(f"cbc ended without an answer; the end of its log: {log[-300:]!r}")
         reader = pulp.COIN_CMD(path="cbc", msg=False)
         first = solution.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
         values = reader.readsol_MPS(str(solution), made, ordered, names, constraints)[1]
-    return _cbc_answer(program, first, [values[one.name] for one in variables], log, in_time)
+    chosen = [values[one.name] for one in variables]
+    return _cbc_answer(program, first, chosen, log, in_time=process.seconds < limit_s)
 
 
-def _call_cbc(pulp: ModuleType, program: Program, folder: str, limit_s: float) -> str | None:
-    """The log of a run, or None if it had to be killed. The process is gone afterwards."""
+def _command(pulp: Any, program: Program, limit_s: float) -> list[str]:
     command = [pulp.PULP_CBC_CMD.pulp_cbc_path, "model.mps"]
     if limit_s < math.inf:
         command += ["-sec", f"{max(limit_s, 0.01):.3f}", "-timeMode", "elapsed"]
@@ -100,31 +102,45 @@ def _call_cbc(pulp: ModuleType, program: Program, folder: str, limit_s: float) -
     # It has called programs infeasible that were not, and worse answers optimal.
     command += ["-preprocess", "off"]
     command += ["-ratio", "0", "-allow", "1e-9", "-increment", "1e-9"]
-    command += ["-solve", "-printingOptions", "all", "-solution", "solution"]
-    with open(Path(folder, "log"), "w+", encoding="utf-8", errors="replace") as log:
-        try:
-            process = subprocess.Popen(
-                command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True,
-            )  # fmt: skip
-        except OSError as error:
-            raise SolverError(
-                f"cbc cannot be started: {error.strerror}. PuLP brings it along for common "
-                "machines; choose the solver search or highs here"
-            ) from error
-        try:
-            process.wait(None if limit_s == math.inf else limit_s + GRACE_S)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            process.kill()
-            process.wait()
-        log.seek(0)
-        return log.read()
+    return [*command, "-solve", "-printingOptions", "all", "-solution", "solution"]
+
+
+class _CbcProcess:
+    """stop: when set, the process is killed. killed: whether it was. seconds: that it took."""
+
+    def __init__(self, command: list[str], folder: str) -> None:
+        self._command, self._folder = command, folder
+        self.stop = threading.Event()
+        self.killed = False
+        self.seconds = 0.0
+
+    def run(self, limit_s: float) -> None:
+        """Until it has ended, by itself or not."""
+        began_s = time.monotonic()
+        with open(Path(self._folder, "log"), "wb") as log:
+            try:
+                process = subprocess.Popen(
+                    self._command, cwd=self._folder, stdin=subprocess.DEVNULL, stdout=log,
+                    stderr=log, start_new_session=True,
+                )  # fmt: skip
+            except OSError as error:
+                raise SolverError(
+                    f"cbc cannot be started: {error.strerror}. PuLP brings it along for common "
+                    "machines; choose the solver search or highs here"
+                ) from error
+            try:
+                while process.poll() is None and not self.killed:
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(0.1)
+                    self.seconds = time.monotonic() - began_s
+                    self.killed = self.stop.is_set() or self.seconds > limit_s + GRACE_S
+            finally:
+                process.kill()
+                process.wait()
 
 
 def _cbc_answer(
-    program: Program, first: str, values: list[float], log: str, in_time: bool
+    program: Program, first: str, values: list[float], log: str, *, in_time: bool
 ) -> Answer:
     """first: the first line of CBC's solution, such as ``Optimal - objective value 0.98``.
 
@@ -182,11 +198,11 @@ def run_highs(program: Program, *, limit_s: float) -> Answer:
         return Answer(rows=rows, finished=True, bound=bound, stopped=solver.stopped)
     if kind in ("TimeLimit", "Interrupt"):
         return Answer(rows=rows, finished=False, bound=bound, stopped=solver.stopped)
-    raise SolverError(f"highs ended with {model.modelStatusToString(status)!r}; choose another solver")
+    raise SolverError(f"highs ended with the status {kind}; choose the solver search")
 
 
-def _stoppable(pulp: ModuleType) -> Any:
-    class Stoppable(pulp.HiGHS):  # type: ignore[misc, name-defined]
+def _stoppable(pulp: Any) -> Any:
+    class Stoppable(pulp.HiGHS):  # type: ignore[misc]
         stopped = False
 
         def callSolver(self, lp: Any) -> None:  # noqa: N802
@@ -199,7 +215,7 @@ def _stoppable(pulp: ModuleType) -> Any:
 # -- PuLP --------------------------------------------------------------------------------------
 
 
-def _pulp() -> ModuleType:
+def _pulp() -> Any:
     try:
         import pulp
     except ImportError as error:
@@ -243,8 +259,6 @@ def _problem(pulp: Any, program: Program) -> tuple[Any, list[Any]]:
     return made, variables
 
 
-def _constrain(
-    pulp: Any, made: Any, terms: dict[Any, float], sense: int, bound: float
-) -> None:
+def _constrain(pulp: Any, made: Any, terms: dict[Any, float], sense: int, bound: float) -> None:
     expression = pulp.LpAffineExpression(terms)
     made.addConstraint(pulp.LpConstraint(expression, sense=sense, rhs=float(bound)))

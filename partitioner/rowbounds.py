@@ -1,7 +1,7 @@
 """What a plan takes at least if it has a certain row: bounds that need no solver.
 
-Everything here is about `gpipe`. A plan is a path of rows, so the least sum of anything additive over
-all paths through a row comes from one pass from either end.
+Everything here is about `gpipe`. A plan is a path of rows, so the least sum of anything additive
+over all paths through a row comes from one pass from either end.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Limits:
 @dataclass(frozen=True, kw_only=True)
 class RowBounds:
     """Of every row. alive: whether a plan within all limits may have it. least_s, least_dollars,
-    least_value: of any such plan, seconds, dollars and the goal's value. most_s: seconds that such a
-    plan can take without breaking a limit.
+    least_value: of any such plan, seconds, dollars and the goal's value. most_s: seconds that such
+    a plan can take without breaking a limit.
     """
 
     table: Table
@@ -87,7 +87,7 @@ def _bounds(table: Table, goal: Goal, limits: Limits, alive: Bools) -> RowBounds
     with np.errstate(invalid="ignore"):
         dollars = np.maximum(least_s * per_s + per_step, together)
         value = goal.time_weight * least_s + goal.cost_weight * dollars
-    most_s = _most_s(table, goal, limits, paths, per_s, per_step)
+    most_s = _most_s(goal, limits, paths, per_s, per_step)
     keeps = alive & np.isfinite(least_s) & (least_s <= most_s * (1 + SLACK))
     keeps &= dollars <= goal.max_cost * (1 + SLACK)
     keeps &= value <= limits.value * (1 + SLACK)
@@ -127,23 +127,19 @@ def _least_s(table: Table, paths: _Paths) -> Floats:
     waits_f = np.maximum(lane_f, floor_f)
     fill_f = paths.through(table.fill_f)
     first = (table.start == 0) & paths.alive
-    tail = np.where(
-        table.start == 0, table.tail, np.min(table.tail[first], initial=math.inf)
-    )
+    tail = np.where(table.start == 0, table.tail, np.min(table.tail[first], initial=math.inf))
     whole = paths.through(table.fill_f + table.fill_b) + np.maximum(lane_b, floor_b) + tail
     own = fill_f + table.fill_b + paths.behind(table.fill_b)[table.stop] + lane_b + table.tail
     return np.asarray(waits_f + np.maximum(whole, own))
 
 
-def _most_s(
-    table: Table, goal: Goal, limits: Limits, paths: _Paths, per_s: Floats, per_step: Floats
-) -> Floats:
+def _most_s(goal: Goal, limits: Limits, paths: _Paths, per_s: Floats, per_step: Floats) -> Floats:
     """Seconds that a plan with each row can take within the bounds on time, dollars and value.
 
     Without any bound: the longest fills, and as many waits as the least degree allows, each for the
     slowest lane. per_s, per_step: least dollars of a plan with the row.
     """
-    alive = paths.alive
+    table, alive = paths.table, paths.alive
     if not alive.any():
         return np.full(len(table), -math.inf)
     longest = -paths.through(-(table.fill_f + table.fill_b))
@@ -170,7 +166,7 @@ class _Paths:
 
     def __init__(self, table: Table, alive: Bools) -> None:
         self.alive = alive
-        self._table = table
+        self.table = table
         layers = np.arange(table.num_layers + 1)
         self._by_stop = np.searchsorted(table.stop, layers)
         self._order = np.argsort(table.start, kind="stable")
@@ -179,27 +175,27 @@ class _Paths:
     def through(self, costs: Floats) -> Floats:
         """Over paths through each row; infinite where there is none."""
         costs = np.where(self.alive, costs, math.inf)
-        return self._before(costs)[self._table.start] + costs + self.behind(costs)[self._table.stop]
+        return self._before(costs)[self.table.start] + costs + self.behind(costs)[self.table.stop]
 
     def _before(self, costs: Floats) -> Floats:
         """From layer 0 to each layer."""
-        sums = np.full(self._table.num_layers + 1, math.inf)
+        sums = np.full(self.table.num_layers + 1, math.inf)
         sums[0] = 0.0
         for stop in range(1, len(sums)):
             low = self._by_stop[stop]
             high = self._by_stop[stop + 1] if stop + 1 < len(sums) else len(costs)
-            reached = sums[self._table.start[low:high]] + costs[low:high]
+            reached = sums[self.table.start[low:high]] + costs[low:high]
             sums[stop] = np.min(reached, initial=math.inf)
         return sums
 
     def behind(self, costs: Floats) -> Floats:
         """From each layer to the end."""
         costs = np.where(self.alive, costs, math.inf)
-        sums = np.full(self._table.num_layers + 1, math.inf)
+        sums = np.full(self.table.num_layers + 1, math.inf)
         sums[-1] = 0.0
         for start in reversed(range(len(sums) - 1)):
             rows = self._order[self._by_start[start] : self._by_start[start + 1]]
-            sums[start] = np.min(sums[self._table.stop[rows]] + costs[rows], initial=math.inf)
+            sums[start] = np.min(sums[self.table.stop[rows]] + costs[rows], initial=math.inf)
         return sums
 
 

@@ -47,8 +47,8 @@ def solve(
 ) -> Outcome:
     """The best plan for `goal`, found by `solver` and judged by `verify`, whatever the solver says.
 
-    Gurobi may be missing, unlicensed or too small for a problem: then `search` solves it, and a note
-    says so. SolverError for any other solver that cannot, and for an answer that is wrong.
+    Gurobi may be missing, or its licence too small for a problem: then `search` solves it, and a
+    note says so. SolverError for any other solver that cannot, and for an answer that is wrong.
     """
     deadline = Deadline() if deadline is None else deadline
     notes: tuple[str, ...] = ()
