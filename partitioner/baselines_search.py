@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 # Of random search, which costs little for each; of Bayesian search; of it at the beginning, at
 # random; plans weighed before each further one, half of them changes of the best so far.
 SAMPLES = 2000
-EVALUATIONS = 150
+EVALUATIONS = 200
 FIRST = 20
 WEIGHED = 120
 LENGTHS = (0.25, 0.5, 1.0, 2.0)
@@ -72,7 +72,8 @@ class _Source:
         rng = self.rng
         combination = self.combinations[rng.integers(len(self.combinations))]
         least, most = self.problem.min_stages, self._most(combination)
-        num_stages = int(rng.integers(least, most + 1))
+        # Evenly by its logarithm: few stages are as likely as many.
+        num_stages = int(least * ((most + 1) / least) ** rng.random())
         inner = 1 + rng.permutation(self.num_layers - 1)[: num_stages - 1]
         return self._within(
             _Draw(
@@ -83,6 +84,12 @@ class _Source:
                 recompute=tuple(bool(rng.choice(self._recompute)) for _ in range(num_stages)),
             )
         )
+
+    def near(self, draw: _Draw) -> _Draw:
+        """With one to three changes."""
+        for _ in range(1 + int(self.rng.integers(3))):
+            draw = self.changed(draw)
+        return draw
 
     def changed(self, draw: _Draw) -> _Draw:
         """One choice made anew: the combination, a stage's tier, degree or recomputation, a cut."""
@@ -227,7 +234,7 @@ def bayesian(
             continue
         best = tried.best(4)
         fresh = [source.draw() for _ in range(WEIGHED // 2)]
-        near = [source.changed(best[k % len(best)]) for k in range(WEIGHED // 2)]
+        near = [source.near(best[k % len(best)]) for k in range(WEIGHED // 2)]
         tried.add(_most_promising(tried, [*fresh, *near]))
     return tried.result()
 
