@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from funcpipe.partitioner.verify import faults
 __all__ = ["bayesian", "random"]
 
 Floats = NDArray[np.float64]
+_Option = TypeVar("_Option", int, bool)
 
 # Of random search, which costs little for each; of Bayesian search; of it at the beginning, at
 # random; plans weighed before each further one, half of them changes of the best so far.
@@ -80,8 +82,8 @@ class _Source:
                 combination=combination,
                 cuts=(0, *sorted(map(int, inner)), self.num_layers),
                 tiers=tuple(map(int, rng.integers(len(self.tiers_mb), size=num_stages))),
-                degrees=self._degrees(combination, num_stages),
-                recompute=tuple(bool(rng.choice(self._recompute)) for _ in range(num_stages)),
+                degrees=tuple(self._chosen(combination.degrees, num_stages)),
+                recompute=tuple(self._chosen(self._recompute, num_stages)),
             )
         )
 
@@ -101,7 +103,7 @@ class _Source:
                 replace(
                     draw,
                     combination=combination,
-                    degrees=self._degrees(combination, draw.num_stages),
+                    degrees=tuple(self._chosen(combination.degrees, draw.num_stages)),
                 )
             )
         if kind == 1:
@@ -110,8 +112,8 @@ class _Source:
             return replace(draw, tiers=tuple(tiers))
         if kind == 2:
             degrees, recompute = list(draw.degrees), list(draw.recompute)
-            degrees[stage] = int(rng.choice(draw.combination.degrees))
-            recompute[stage] = bool(rng.choice(self._recompute))
+            (degrees[stage],) = self._chosen(draw.combination.degrees, 1)
+            (recompute[stage],) = self._chosen(self._recompute, 1)
             return self._within(replace(draw, degrees=tuple(degrees), recompute=tuple(recompute)))
         if kind == 3:
             tier = int(rng.integers(len(self.tiers_mb)))
@@ -143,8 +145,10 @@ class _Source:
     def _allows(self, draw: _Draw) -> bool:
         return self.problem.min_stages <= draw.num_stages <= self._most(draw.combination)
 
-    def _degrees(self, combination: Combination, num_stages: int) -> tuple[int, ...]:
-        return tuple(map(int, self.rng.choice(combination.degrees, size=num_stages)))
+    def _chosen(self, options: Sequence[_Option], count: int) -> list[_Option]:
+        if len(options) == 1:
+            return [options[0]] * count
+        return [options[k] for k in self.rng.integers(len(options), size=count)]
 
     def _within(self, draw: _Draw) -> _Draw:
         """With lower degrees while there are too many functions; a fresh one if that is no help."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from funcpipe.partitioner.backend import Outcome, Problem
 from funcpipe.partitioner.infeasible_goal import goal_missed
 from funcpipe.partitioner.infeasible_memory import too_large
-from funcpipe.partitioner.infeasible_ways import several_changes, single_changes
+from funcpipe.partitioner.infeasible_ways import no_way_out, ways_out
 from funcpipe.partitioner.objective import Goal
 from funcpipe.partitioner.reach import fewest_functions, within_bounds
 
@@ -33,11 +33,12 @@ def explain(problem: Problem, goal: Goal, solve: Callable[[Goal], Outcome] | Non
     fewest = fewest_functions(problem)
     if within_bounds(problem, fewest):
         return goal_missed(goal, solve)
-    singles = single_changes(problem)
-    instead = f". What fits instead: {'; or '.join(singles)}" if singles else ""
-    if np.isfinite(fewest).any():
-        return _too_tight(problem, fewest) + instead
-    return too_large(problem) + (instead or f". {several_changes(problem)}")
+    tight = bool(np.isfinite(fewest).any())
+    cause = _too_tight(problem, fewest) if tight else too_large(problem)
+    ways = ways_out(problem, bounds=not tight)
+    if ways:
+        return f"{cause}. What fits instead: {'; or '.join(ways)}"
+    return cause if tight else f"{cause}. {no_way_out(problem)}"
 
 
 def _too_high_degrees(problem: Problem) -> str:

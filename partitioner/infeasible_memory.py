@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,8 +92,7 @@ def _two_sizes(need: float, limit: float) -> tuple[str, str]:
     """In GB of 1,024 MB, with so many digits that the first is seen to be larger."""
     texts = ("", "")
     for digits in range(1, 10):
-        scale = 10**digits
-        texts = f"{math.ceil(need / GB * scale) / scale:.{digits}f}", f"{limit / GB:.{digits}f}"
+        texts = f"{need / GB:.{digits}f}", f"{limit / GB:.{digits}f}"
         if float(texts[0]) > float(texts[1]):
             break
     return f"{texts[0]} GB", f"{texts[1]} GB"
@@ -108,10 +106,11 @@ def _no_chain(problem: Problem) -> str:
         places.append((int(reached.argmax()), number, combination))
     begin, _, chosen = min(places)
     layers = problem.setting.profile.layers
+    degrees = f"a degree of {' or '.join(map(str, chosen.degrees))}"
     where = "none of them ends with the last layer"
     if begin < len(layers):
         where = f"from layer {begin} ({layers[begin].name}) on they do, but none ends before it"
     return (
         "each layer fits in some stage, but the stages that fit do not join to a plan: at best, "
-        f"with micro-batches of {chosen.micro_batch_size}, {where}"
+        f"with micro-batches of {chosen.micro_batch_size} and {degrees}, {where}"
     )

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 from funcpipe.partitioner.backend import Problem
 from funcpipe.partitioner.infeasible_memory import too_large
 from funcpipe.partitioner.reach import fewest_functions, plan_fits
 
-__all__ = ["several_changes", "single_changes"]
+__all__ = ["no_way_out", "ways_out"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,36 +24,52 @@ class _Change:
     space: dict[str, Any]
 
 
-def single_changes(problem: Problem) -> list[str]:
-    """Each of which is enough, bounds on stages and functions as they are."""
-    found = [
-        next((one.text for one in group if _helps(problem, [one])), None)
-        for group in _memory_changes(problem)
-    ]
-    found.append(_smaller_batch(problem))
-    return [text for text in found if text is not None]
+def ways_out(problem: Problem, *, bounds: bool) -> list[str]:
+    """Changes each of which is enough; if none of one kind is, several kinds together.
+
+    bounds: whether those on stages and functions may be among several. A smaller batch, which is
+    another training, comes last.
+    """
+    groups = _memory_changes(problem)
+    found = [next((one for one in group if _helps(problem, [one])), None) for group in groups]
+    ways = [one.text for one in found if one is not None]
+    if not ways:
+        groups += [_bound_changes(problem)] if bounds else []
+        together = _several(problem, [group for group in groups if group])
+        ways = [", together with ".join(one.text for one in together)] if together else []
+    batch = _smaller_batch(problem)
+    return ways if batch is None else [*ways, batch]
 
 
-def several_changes(problem: Problem) -> str:
-    """Several that are enough together, none of which can be left out; or that nothing is."""
-    every = [group[-1] for group in _memory_changes(problem)]
-    every += _bound_changes(problem)
-    for chosen in [every, *(_without(every, one) for one in every)]:
-        if _helps(problem, chosen):
-            return f"What fits instead: {', together with '.join(_needed(problem, chosen))}"
-    changed = _changed(problem, every)
-    texts = ", ".join(one.text for one in every)
-    if not every or not changed.combinations() or any(fewest_functions(changed) < float("inf")):
+def no_way_out(problem: Problem) -> str:
+    """Where `ways_out` finds none: what all changes together come to."""
+    groups = [*_memory_changes(problem), _bound_changes(problem)]
+    changed = _changed(problem, [group[-1] for group in groups if group])
+    if not changed.combinations() or np.isfinite(fewest_functions(changed)).any():
         return "No change that was tried helps"
-    return f"Nothing that can be chosen helps: with {texts}, {too_large(changed)}"
+    texts = ", ".join(group[-1].text for group in groups if group)
+    even = f"even with {texts}, " if texts else ""
+    return f"Nothing that was tried helps: {even}{too_large(changed)}"
 
 
-def _needed(problem: Problem, changes: list[_Change]) -> list[str]:
-    needed = changes
-    for change in changes:
-        if _helps(problem, _without(needed, change)):
-            needed = _without(needed, change)
-    return [one.text for one in needed]
+def _several(problem: Problem, groups: list[list[_Change]]) -> list[_Change]:
+    """At most one of each group, none of which can be left out; empty if all together do not help.
+
+    Of a group the smallest change that is enough.
+    """
+    every = [group[-1] for group in groups]
+    tried = [every, *(_without(every, one) for one in every)]
+    chosen: list[_Change] = next((some for some in tried if _helps(problem, some)), [])
+    for change in list(chosen):
+        if _helps(problem, _without(chosen, change)):
+            chosen = _without(chosen, change)
+    for number, change in enumerate(chosen):
+        for smaller in next(group for group in groups if change in group):
+            some = [*chosen[:number], smaller, *chosen[number + 1 :]]
+            if _helps(problem, some):
+                chosen = some
+                break
+    return chosen
 
 
 def _without(changes: list[_Change], change: _Change) -> list[_Change]:
@@ -85,11 +104,15 @@ def _memory_changes(problem: Problem) -> list[list[_Change]]:
     degrees = [1 << i for i in range(1, setting.num_micro_batches(size).bit_length())]
     groups.append(
         [
-            _Change(text=f"a degree of {n}", space={"degrees": (n,)})
+            _Change(text=f"a degree of {n}", space={"degrees": (*space.degrees, n)})
             for n in degrees
-            if max(space.degrees) < n <= (problem.max_functions or n)
+            if n > max(space.degrees)
+            and n % max(space.degrees) == 0
+            and n <= (problem.max_functions or n)
         ]
     )
+    if not space.per_stage and all(high % low == 0 for low, high in pairwise(space.degrees)):
+        groups.append([_Change(text="a degree for each stage", space={"per_stage": True})])
     groups.append(list(_larger_tiers(problem)))
     return [group for group in groups if group]
 
@@ -110,16 +133,17 @@ def _bound_changes(problem: Problem) -> list[_Change]:
 
 
 def _smaller_batch(problem: Problem) -> str | None:
+    """A half, a quarter ... of it; with a size of micro-batches where some are larger than it."""
     sizes, batch = problem.space.micro_batch_sizes, problem.setting.batch_size // 2
-    while batch >= min(sizes or (1,)):
-        smaller = Problem(
-            setting=replace(problem.setting, batch_size=batch),
-            space=replace(
-                problem.space,
-                micro_batch_sizes=sizes and tuple(size for size in sizes if size <= batch),
-            ),
-        )
-        if plan_fits(smaller):
-            return f"batches of {batch}"
+    while batch:
+        setting, too_long = replace(problem.setting, batch_size=batch), max(sizes or (1,)) > batch
+        tried: list[tuple[int, ...] | None] = [sizes]
+        if sizes and too_long:
+            tried = [(n,) for n in reversed(sizes) if n <= batch] or [(batch,)]
+        for some in tried:
+            space = replace(problem.space, micro_batch_sizes=some)
+            if plan_fits(Problem(setting=setting, space=space)):
+                rest = f" and micro-batches of {some[0]}" if some and too_long else ""
+                return f"batches of {batch}{rest}"
         batch //= 2
     return None

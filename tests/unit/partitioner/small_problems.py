@@ -74,9 +74,7 @@ def all_plans(problem: Problem) -> Iterator[Plan]:
                 yield from _with_cuts(problem, combination, (0, *inner, layers))
 
 
-def _with_cuts(
-    problem: Problem, combination: Combination, cuts: tuple[int, ...]
-) -> Iterator[Plan]:
+def _with_cuts(problem: Problem, combination: Combination, cuts: tuple[int, ...]) -> Iterator[Plan]:
     ways = {"never": [False], "always": [True], "choose": [False, True]}
     options = itertools.product(
         combination.degrees, problem.space.tiers(problem.setting), ways[problem.space.recompute]
