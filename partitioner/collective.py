@@ -2,8 +2,9 @@
 
 n replicas with equal links exchange s bytes in parts of s / n. U and W are the seconds for which a
 part occupies the uplink and the downlink, h the latency that comes on top of each transfer without
-occupying either. All replicas begin together. An object can be read once its last byte has
-arrived, so every transfer is stored and then forwarded.
+occupying either. All replicas begin together; if some begin earlier, the last one is done no
+earlier for it. An object can be read once its last byte has arrived, so every transfer is stored
+and then forwarded.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ A profile is all that planning knows of a model. `docs/profiles.md` explains the
 from __future__ import annotations
 
 import json
-import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
@@ -276,7 +275,7 @@ def _grid(owner: str, name: str, rows: object) -> Grid:
 
 def _axis(name: str, values: Sequence[float], *, whole: bool = True) -> tuple[float, ...]:
     good = all(
-        isinstance(v, int | float) and not isinstance(v, bool) and 0 < v < math.inf
+        isinstance(v, int | float) and not isinstance(v, bool) and 0 < v <= MOST_BYTES
         and (not whole or v == int(v))
         for v in values
     )  # fmt: skip

@@ -36,7 +36,7 @@ class Table:
     """Arrays of one entry a row.
 
     start, stop: layers. memory_mb, degree, recompute: the choice. fill_f, fill_b, lane_f, lane_b:
-    seconds, as in `StageTimes`. tail: `cost.tail_s`. per_s, per_step: dollars of all replicas, as in
+    seconds, as in `StageTimes`; lane_both: the busiest lane, forward and backward added. tail: `cost.tail_s`. per_s, per_step: dollars of all replicas, as in
     `StageFees`. memory_fixed, memory_each: bytes, and bytes for each micro-batch that is held. Rows are
     ordered by stop, then start.
     """
@@ -53,6 +53,7 @@ class Table:
     fill_b: Floats
     lane_f: Floats
     lane_b: Floats
+    lane_both: Floats
     tail: Floats
     per_s: Floats
     per_step: Floats
@@ -214,12 +215,19 @@ def _rows(
     return {
         "fill_f": forward + down_f + up_f + hops,
         "fill_b": backward + down_b + up_b + hops,
-        "lane_f": np.maximum(forward, np.maximum(down_f, up_f)),
-        "lane_b": np.maximum(backward, np.maximum(down_b, up_b)),
+        "lane_f": np.maximum(_busiest(down_f, forward, hop * ~is_first), up_f),
+        "lane_b": np.maximum(_busiest(down_b, backward, hop * ~is_last), up_b),
+        "lane_both": np.maximum(forward + backward, np.maximum(down_f + down_b, up_f + up_b)),
         "tail": tail,
         **_fees(setting, combination, layers, start, stop, tier, degree, synchronises, trained),
         **_memory(setting, layers, size, start, stop, degree, again, trained),
     }
+
+
+def _busiest(down: Floats, compute: Floats, hop: Floats) -> Floats:
+    """As `StageTimes.lane_f`, without the upload."""
+    window = (down + hop + compute) / PREFETCH
+    return np.maximum(np.maximum(down, compute), window)
 
 
 def _memory(

@@ -1,0 +1,100 @@
+"""All plans that are best for somebody: none is both faster and cheaper."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from funcpipe.partitioner.backend import Deadline, Problem
+from funcpipe.partitioner.objective import Goal
+from funcpipe.partitioner.plan import Plan
+from funcpipe.partitioner.rows import Floats
+from funcpipe.partitioner.search import FIRST_WIDTH, WIDTHS, OutOfTime, checker, sweeps_of
+from funcpipe.partitioner.sweep import Sweep
+
+__all__ = ["Found", "find_front"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """plans: by growing time. complete: whether none is missing, but for those that would save
+    less than `spacing` of the dollars of a plan that is at least as fast.
+    """
+
+    plans: tuple[Plan, ...]
+    complete: bool
+    spacing: float
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+
+@dataclass
+class _Front:
+    """Times that grow and dollars that fall. A plan must save `spacing` of the dollars to count."""
+
+    spacing: float
+    times: list[float] = field(default_factory=list)
+    dollars: list[float] = field(default_factory=list)
+    plans: list[Plan] = field(default_factory=list)
+    sweep: Sweep | None = None
+
+    def limit(self, time_s: Floats) -> Floats:
+        """Dollars below which a plan of that time would be a new one."""
+        bars = np.array([math.inf, *self.dollars])
+        return bars[np.searchsorted(self.times, time_s, side="right")] * (1 - self.spacing)
+
+    def offer(
+        self, time_s: float, dollars: float, value: float, rows: Callable[[], list[int]]
+    ) -> None:
+        assert self.sweep is not None
+        first = bisect_right(self.times, time_s)
+        last = first
+        while last < len(self.times) and self.dollars[last] >= dollars:
+            last += 1
+        while first and self.times[first - 1] == time_s:
+            first -= 1
+        self.times[first:last] = [time_s]
+        self.dollars[first:last] = [dollars]
+        self.plans[first:last] = [self.sweep.table.plan(rows())]
+
+
+def find_front(problem: Problem, goal: Goal, *, deadline: Deadline, spacing: float = 1e-3) -> Found:
+    """The Pareto front within the goal's bounds, of gpipe plans.
+
+    Each plan on it is a true optimum up to `spacing`: no plan that is as fast costs less than
+    (1 - spacing) of its dollars.
+    """
+    front = _Front(spacing)
+    check = checker(deadline)
+    began_s = deadline.passed_s
+    notes: list[str] = []
+    complete = False
+    goal = Goal(
+        time_weight=0.0, cost_weight=1.0, max_time_s=goal.max_time_s, max_cost=goal.max_cost
+    )
+    try:
+        sweeps = sweeps_of(problem, goal, front, check)
+        for width in (FIRST_WIDTH, *WIDTHS):
+            for sweep in sorted(sweeps, key=lambda one: one.bound):
+                check()
+                if not sweep.proven:
+                    sweep.narrow(front, rounds=3 if width == FIRST_WIDTH else 8)
+                if not sweep.proven:
+                    front.sweep = sweep
+                    sweep.run(front, width=width, check=check)
+        complete = True
+    except OutOfTime:
+        notes.append("the time limit ended the search: plans may be missing")
+    except KeyboardInterrupt:
+        notes.append("Ctrl-C ended the search: plans may be missing")
+    return Found(
+        plans=tuple(front.plans),
+        complete=complete,
+        spacing=spacing,
+        seconds=deadline.passed_s - began_s,
+        notes=tuple(notes),
+    )

@@ -1,0 +1,219 @@
+"""The exact search of funcpipe's own: no solver needed, proven optimal for gpipe.
+
+Combinations (micro-batch size, degree, ...) share one incumbent, so that most are ruled out by
+their bound alone. The others are swept with few labels first, for a good incumbent, then with more,
+and at last with all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from funcpipe.partitioner.backend import Deadline, Outcome, Problem, Status
+from funcpipe.partitioner.cost import Estimate, evaluate
+from funcpipe.partitioner.objective import Goal
+from funcpipe.partitioner.plan import Plan
+from funcpipe.partitioner.rows import Floats
+from funcpipe.partitioner.sweep import Incumbent, Sweep
+from funcpipe.partitioner.verify import faults
+
+__all__ = ["OutOfTime", "Search", "checker", "sweeps_of"]
+
+FIRST_WIDTH = 8
+WIDTHS: tuple[int | None, ...] = (40, 250, 1500, None)
+TOLERANCE = 1e-9
+# 1f1b has no closed form: how many labels are kept at a cut, and plans simulated, a combination.
+WIDTH_1F1B = 400
+MOST_SIMULATED = 400
+TOO_MANY = 1 << 12  # plans waiting to be simulated
+
+
+class OutOfTime(Exception):
+    """The deadline has passed, or Ctrl-C was pressed."""
+
+
+@dataclass
+class Best:
+    """The best plan so far, for one goal."""
+
+    value: float = math.inf
+    plan: Plan | None = None
+    sweep: Sweep | None = None
+
+    def limit(self, time_s: Floats) -> Floats:
+        return np.full(np.shape(time_s), self.value * (1 - TOLERANCE))
+
+    def offer(
+        self, time_s: float, dollars: float, value: float, rows: Callable[[], list[int]]
+    ) -> None:
+        if self.sweep is not None:
+            self.value, self.plan = value, self.sweep.table.plan(rows())
+
+
+@dataclass
+class Candidates:
+    """Plans whose lower bound is below the best value: those that must be simulated."""
+
+    best: Best
+    table_plan: Callable[[list[int]], Plan]
+    found: list[tuple[float, Plan]] = field(default_factory=list)
+    overflow: float = math.inf
+
+    def limit(self, time_s: Floats) -> Floats:
+        return self.best.limit(time_s)
+
+    def offer(
+        self, time_s: float, dollars: float, value: float, rows: Callable[[], list[int]]
+    ) -> None:
+        if len(self.found) < TOO_MANY:
+            self.found.append((value, self.table_plan(rows())))
+        else:
+            self.overflow = min(self.overflow, value)
+
+
+class Search:
+    """The default back-end."""
+
+    name = "search"
+
+    def solve(
+        self, problem: Problem, goal: Goal, *, deadline: Deadline, incumbent: Plan | None = None
+    ) -> Outcome:
+        began_s = deadline.passed_s
+        best = Best()
+        if incumbent is not None:
+            _start_from(best, problem, goal, incumbent)
+        notes: list[str] = []
+        sweeps: list[Sweep] = []
+        rest: list[float] = []
+        try:
+            sweeps = sweeps_of(problem, goal, best, checker(deadline))
+            solve_gpipe([s for s in sweeps if not s.is_1f1b], best, checker(deadline))
+            for sweep in sorted((s for s in sweeps if s.is_1f1b), key=lambda s: s.bound):
+                rest.append(solve_1f1b(sweep, problem, goal, best, checker(deadline)))
+        except OutOfTime:
+            notes.append("the time limit ended the search")
+        except KeyboardInterrupt:
+            if best.plan is None:
+                raise
+            notes.append("Ctrl-C ended the search")
+        num = len(problem.combinations())
+        bounds = [sweep.bound for sweep in sweeps if not sweep.proven] + rest
+        if len(sweeps) < num:
+            bounds.append(0.0)
+        if min(rest, default=math.inf) < best.value * (1 - TOLERANCE):
+            notes.append(
+                "1f1b has no closed form: plans whose lower bound could win were simulated, up to "
+                f"{MOST_SIMULATED} a combination, so better ones are not ruled out"
+            )
+        return outcome(
+            problem, goal, best.plan, min(bounds, default=math.inf), solver=self.name,
+            seconds=deadline.passed_s - began_s, notes=tuple(notes),
+        )  # fmt: skip
+
+
+def outcome(
+    problem: Problem, goal: Goal, plan: Plan | None, bound: float, *, solver: str,
+    seconds: float, notes: tuple[str, ...] = (),
+) -> Outcome:  # fmt: skip
+    """The answer that `plan` is, if all other plans have at least `bound`."""
+    if plan is None:
+        status = Status.INFEASIBLE if bound == math.inf else Status.TIMED_OUT
+        return Outcome(
+            plan=None, estimate=None, value=math.inf, bound=bound, status=status,
+            seconds=seconds, solver=solver, notes=notes,
+        )  # fmt: skip
+    estimate = evaluate(problem.setting, plan)
+    value = goal.value(estimate.step_s, estimate.dollars)
+    proven = bound >= value * (1 - 2 * TOLERANCE)
+    return Outcome(
+        plan=plan,
+        estimate=estimate,
+        value=value,
+        bound=value if proven else bound,
+        status=Status.OPTIMAL if proven else Status.FEASIBLE,
+        seconds=seconds,
+        solver=solver,
+        notes=notes,
+    )
+
+
+def checker(deadline: Deadline) -> Callable[[], None]:
+    def check() -> None:
+        if deadline.over:
+            raise OutOfTime
+
+    return check
+
+
+def _start_from(best: Best, problem: Problem, goal: Goal, plan: Plan) -> None:
+    """Take a plan that is allowed as the first incumbent."""
+    estimate = evaluate(problem.setting, plan)
+    if not faults(problem, goal, plan, estimate):
+        best.plan, best.value = plan, goal.value(estimate.step_s, estimate.dollars)
+
+
+def sweeps_of(
+    problem: Problem, goal: Goal, best: Incumbent, check: Callable[[], None]
+) -> list[Sweep]:
+    found = []
+    for combination in problem.combinations():
+        check()
+        sweep = Sweep(problem, combination, goal)
+        sweep.narrow(best, rounds=1)
+        found.append(sweep)
+    return found
+
+
+def solve_gpipe(sweeps: Sequence[Sweep], best: Best, check: Callable[[], None]) -> None:
+    """All combinations to the end, unless `check` raises."""
+    order = sorted(sweeps, key=lambda sweep: sweep.bound)
+    for width in (FIRST_WIDTH, *WIDTHS):
+        for sweep in order:
+            if sweep.bound >= best.value * (1 - TOLERANCE):
+                sweep.proven = True
+            if sweep.proven:
+                continue
+            check()
+            sweep.narrow(best, rounds=2 if width == FIRST_WIDTH else 8)
+            if not sweep.proven:
+                best.sweep = sweep
+                sweep.bound = max(sweep.bound, sweep.run(best, width=width, check=check))
+
+
+def solve_1f1b(
+    sweep: Sweep, problem: Problem, goal: Goal, best: Incumbent, check: Callable[[], None]
+) -> float:
+    """Simulate the plans of a combination whose lower bound could win, best bound first.
+
+    The least value that a plan which was not simulated could have.
+    """
+    sweep.narrow(best)
+    if sweep.proven:
+        return math.inf
+    candidates = Candidates(best, sweep.table.plan)
+    left = sweep.run(candidates, width=WIDTH_1F1B, check=check)
+    sweep.proven = True
+    left = min(left, candidates.overflow)
+    candidates.found.sort(key=lambda pair: pair[0])
+    for number, (bound, plan) in enumerate(candidates.found):
+        if bound >= best.value * (1 - TOLERANCE):
+            break
+        if number == MOST_SIMULATED:
+            return min(left, bound)
+        check()
+        _consider(problem, goal, best, plan)
+    return left
+
+
+def _consider(problem: Problem, goal: Goal, best: Best, plan: Plan) -> Estimate:
+    estimate = evaluate(problem.setting, plan)
+    value = goal.value(estimate.step_s, estimate.dollars)
+    better = value < best.value * (1 - TOLERANCE)
+    if better and goal.allows(estimate.step_s, estimate.dollars) and estimate.fits:
+        best.value, best.plan = value, plan
+    return estimate

@@ -1,0 +1,276 @@
+"""One combination searched: labels from the last layer to the first, pruned by bounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from funcpipe.partitioner.backend import Problem
+from funcpipe.partitioner.bounds import SLACK, Bounds, Cells
+from funcpipe.partitioner.labels import Labels, nondominated, pipeline_of
+from funcpipe.partitioner.objective import Goal
+from funcpipe.partitioner.rows import Floats, Ints, Least, Rows
+from funcpipe.partitioner.space import Combination
+
+__all__ = ["Incumbent", "Sweep"]
+
+MOST_CELLS = 48
+CHUNK = 1 << 17  # grown labels at a time: bounds memory
+
+
+class Incumbent(Protocol):
+    """What is known already. Only plans whose value is below `limit` at their time can matter."""
+
+    def limit(self, time_s: Floats) -> Floats: ...
+
+    def offer(
+        self, time_s: float, dollars: float, value: float, rows: Callable[[], list[int]]
+    ) -> None:
+        """A plan of the combination at hand, and how to find its rows."""
+
+
+class Sweep:
+    """The search in one combination, in several passes that share what `narrow` found out."""
+
+    def __init__(self, problem: Problem, combination: Combination, goal: Goal) -> None:
+        self.problem, self.goal = problem, goal
+        self.table = problem.table(combination)
+        self.rows = Rows(self.table)
+        self.least = Least.of(self.rows)
+        self.pipeline = pipeline_of(self.rows, self.least)
+        self.bound = -math.inf if self.least.possible else math.inf
+        self.proven = not self.least.possible
+        self._bounds: Bounds | None = None
+        self.is_1f1b = combination.schedule == "1f1b"
+        self._max_functions = problem.max_functions or math.inf
+
+    # -- bounds of the whole combination -----------------------------------------------------
+
+    def narrow(self, incumbent: Incumbent, *, rounds: int = 8) -> float:
+        """Split cells and drop those that cannot win; the least value that is left."""
+        if self.proven:
+            return self.bound
+        root = self.pipeline.root()
+        num = self.rows.num_layers
+        own, wait, total = self.pipeline.certain(num, root.state)
+        cells = self._first_cells(float(total[0]))
+        for _ in range(rounds):
+            if not len(cells):
+                break
+            bounds = Bounds(self.pipeline, cells)
+            alive = bounds.alive(
+                self.goal, num, own, wait, total, root.per_s, root.per_step, incumbent.limit
+            )
+            self._bounds = bounds.only(alive.cell)
+            least = float(alive.value.min(initial=math.inf))
+            cells = self._bounds.cells
+            if 2 * len(cells) > MOST_CELLS:
+                break
+            cells = cells.split()
+        if not len(cells):
+            self.proven, least = True, math.inf
+        self.bound = max(self.bound, least)
+        return self.bound
+
+    def _first_cells(self, low: float) -> Cells:
+        table, rows = self.table, self.rows
+        high = rows.num_layers * (rows.fill.max() + rows.busy.max())
+        high += len(rows.counts) * rows.wait.max() + max(table.tail.max(), 0.0)
+        high = max(min(high, self.goal.max_time_s) * SLACK, low)
+        if low > self.goal.max_time_s * SLACK:
+            return Cells.grid(np.empty(1), np.empty(1))
+        times = np.geomspace(max(low, 1e-12 * high), max(high, low * SLACK), 9)
+        if self.is_1f1b:
+            return Cells.grid(times, np.zeros(2))
+        waits = np.geomspace(max(self.least.wait[-1], 1e-9 * high), high * SLACK, 4)
+        waits[0] = self.least.wait[-1]
+        return Cells.grid(times, waits)
+
+    # -- passes ------------------------------------------------------------------------------
+
+    def run(
+        self, incumbent: Incumbent, *, width: int | None = None, check: Callable[[], None]
+    ) -> float:
+        """Offer the incumbent what is found; the least value that anything else could have.
+
+        width: keep only so many labels at each cut, the most promising (None: all). check: called
+        often; what it raises ends the pass.
+        """
+        num = self.rows.num_layers
+        pools: dict[int, list[Labels]] = {num: [self.pipeline.root()]}
+        kept: dict[int, Labels] = {}
+        dropped = math.inf
+        for cut in range(num, 0, -1):
+            check()
+            labels, values = self._survivors(cut, pools.pop(cut, []), incumbent)
+            if width is not None and len(labels) > width:
+                dropped = min(dropped, float(values[width:].min()))
+                labels = labels.take(slice(0, width))
+            if not len(labels):
+                continue
+            kept[cut] = labels
+            self._grow(cut, labels, pools, kept, incumbent, check)
+        if width is None or dropped == math.inf:
+            self.proven = True
+        return dropped
+
+    def _survivors(
+        self, cut: int, pool: list[Labels], incumbent: Incumbent
+    ) -> tuple[Labels, Floats]:
+        """Labels of the pool that can still win and that no other one makes superfluous, the most
+        promising first, and the least value that each can come to.
+        """
+        if not pool:
+            return self.pipeline.root().take(slice(0, 0)), np.empty(0)
+        labels = Labels.join(pool)
+        values, shares = self._promise(cut, labels, incumbent)
+        chosen = np.flatnonzero(np.isfinite(shares))
+        if not self.is_1f1b and len(chosen):
+            # Of 1f1b only lower bounds are known: none makes another plan superfluous.
+            some = labels.take(chosen)
+            chosen = chosen[nondominated(self._columns(cut, some))]
+        chosen = chosen[np.argsort(shares[chosen], kind="stable")]
+        return labels.take(chosen), values[chosen]
+
+    def _promise(self, cut: int, labels: Labels, incumbent: Incumbent) -> tuple[Floats, Floats]:
+        """Least value that each label can come to, and its least share of what would win at its
+        time: infinite if the label cannot.
+        """
+        assert self._bounds is not None
+        found = np.full((2, len(labels)), math.inf)
+        for first in range(0, len(labels), 1 << 13):
+            part = slice(first, first + (1 << 13))
+            some = labels.take(part)
+            own, wait, total = self.pipeline.certain(cut, some.state)
+            alive = self._bounds.alive(
+                self.goal, cut, own, wait, total, some.per_s, some.per_step, incumbent.limit
+            )
+            found[:, part] = alive.by_label(len(some))
+        return found[0], found[1]
+
+    def _columns(self, cut: int, labels: Labels) -> Floats:
+        """What a label must be no worse in than another one to make it superfluous."""
+        columns = [self.pipeline.columns(cut, labels.state)]
+        assert self._bounds is not None
+        goal, least_s = self.goal, float(self._bounds.cells.t_low.min())
+        if goal.cost_weight or goal.max_cost < math.inf:
+            # Dollars are T P + fees, for some T that is at least the least of all plans.
+            columns.append(labels.per_step + least_s * labels.per_s)
+        num, degrees = self.rows.num_layers, self.table.combination.degrees
+        if self.problem.max_stages < num:
+            columns.append(labels.stages)
+        if self.problem.min_stages > 1:
+            columns.append(-labels.stages)
+        if degrees[-1] * num > self._max_functions:
+            columns.append(labels.functions)
+        if goal.cost_weight or goal.max_cost < math.inf:
+            columns.append(labels.per_s)
+        return np.column_stack([one.astype(np.float64) for one in columns])
+
+    def _grow(
+        self, cut: int, labels: Labels, pools: dict[int, list[Labels]], kept: dict[int, Labels],
+        incumbent: Incumbent, check: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """All labels at `cut` with each stage that stops there, into the pools of where it starts."""
+        rows = self._useful(cut)
+        if not len(rows):
+            return
+        step = max(1, CHUNK // len(rows))
+        for first in range(0, len(labels), step):
+            check()
+            some = labels.take(slice(first, first + step))
+            which = np.repeat(np.arange(len(some)), len(rows))
+            chosen = np.tile(rows, len(some))
+            keep = self._may_grow(some, which, chosen)
+            keep[keep] = self._may_win(cut, some, which[keep], chosen[keep], incumbent)
+            new = self.pipeline.grown(some, which[keep], chosen[keep], first)
+            starts = self.table.start[new.row]
+            order = np.argsort(starts, kind="stable")
+            edges = np.searchsorted(starts[order], np.arange(cut + 1))
+            for start in range(cut):
+                group = new.take(order[edges[start] : edges[start + 1]])
+                if not len(group):
+                    continue
+                if start:
+                    self._add(start, group, pools, incumbent)
+                else:
+                    self._complete(cut, group, kept, incumbent)
+
+    def _useful(self, cut: int) -> Ints:
+        """Rows that stop there and that a plan of some cell may have."""
+        assert self._bounds is not None
+        here = self.rows.at(cut)
+        rows = np.arange(here.start, here.stop)
+        fine = np.isfinite(self.least.fill[self.table.start[rows]])
+        return rows[fine & self._bounds.allowed[:, rows].any(axis=0)]
+
+    def _may_win(
+        self, cut: int, labels: Labels, which: Ints, rows: Ints, incumbent: Incumbent
+    ) -> np.ndarray:
+        """A quick look at labels with a stage in front, before they are made."""
+        least, goal, table = self.least, self.goal, self.table
+        start = table.start[rows]
+        own, wait, total = self.pipeline.certain(cut, labels.state)
+        begun = (own + wait)[which] + self.rows.fill[rows] + least.fill[start]
+        time = np.maximum(total[which], begun)
+        dollars = time * (labels.per_s[which] + table.per_s[rows] + least.per_s[start])
+        dollars += labels.per_step[which] + table.per_step[rows] + least.per_step[start]
+        values = goal.time_weight * time + goal.cost_weight * dollars
+        fine = (values < incumbent.limit(time)) & (time <= goal.max_time_s * SLACK)
+        return fine & (dollars <= goal.max_cost * SLACK)
+
+    def _may_grow(self, labels: Labels, which: Ints, rows: Ints) -> np.ndarray:
+        table, problem = self.table, self.problem
+        stages = labels.stages[which] + 1
+        functions = labels.functions[which] + table.degree[rows]
+        unfinished = table.start[rows] > 0
+        fine = stages + unfinished <= problem.max_stages
+        fine &= unfinished | (stages >= problem.min_stages)
+        fine &= functions + unfinished * table.combination.degrees[0] <= self._max_functions
+        if self.is_1f1b:
+            for place in np.unique(stages):
+                there = stages == place
+                fine[there] &= table.fits(int(place))[rows[there]]
+        return fine
+
+    def _add(
+        self, start: int, group: Labels, pools: dict[int, list[Labels]], incumbent: Incumbent
+    ) -> None:
+        """What a quick look does not rule out."""
+        least, goal = self.least, self.goal
+        total = self.pipeline.certain(start, group.state)[2]
+        dollars = total * (group.per_s + least.per_s[start])
+        dollars += group.per_step + least.per_step[start]
+        values = goal.time_weight * total + goal.cost_weight * dollars
+        fine = (values < incumbent.limit(total)) & (total <= goal.max_time_s * SLACK)
+        fine &= dollars <= goal.max_cost * SLACK
+        if fine.any():
+            pools.setdefault(start, []).append(group.take(fine))
+
+    def _complete(
+        self, cut: int, group: Labels, kept: dict[int, Labels], incumbent: Incumbent
+    ) -> None:
+        total = self.pipeline.total_s(group.state)
+        dollars = total * group.per_s + group.per_step
+        goal = self.goal
+        values = goal.time_weight * total + goal.cost_weight * dollars
+        fine = (total <= goal.max_time_s * SLACK) & (dollars <= goal.max_cost * SLACK)
+        fine &= values < incumbent.limit(total)
+        order = np.flatnonzero(fine)
+        for label in order[np.argsort(values[order], kind="stable")]:
+            if values[label] >= incumbent.limit(total[label : label + 1])[0]:
+                continue
+            incumbent.offer(
+                float(total[label]), float(dollars[label]), float(values[label]),
+                lambda label=label: self._path(group, int(label), kept),
+            )  # fmt: skip
+
+    def _path(self, group: Labels, label: int, kept: dict[int, Labels]) -> list[int]:
+        rows, parent = [int(group.row[label])], int(group.parent[label])
+        while (cut := int(self.table.stop[rows[-1]])) != self.rows.num_layers:
+            rows.append(int(kept[cut].row[parent]))
+            parent = int(kept[cut].parent[parent])
+        return rows
