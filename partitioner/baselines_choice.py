@@ -149,15 +149,9 @@ class Choice:
         self._best: tuple[float, Table, list[int]] | None = None
         self._simulated: list[tuple[bool, float, int, Table, list[int]]] = []
         self._least_s = self._least_dollars = math.inf
-        self._too_many = False
 
     def add(self, table: Table, rows: Ints) -> None:
-        """Plans of rows that fit, one a line, as many stages as the space allows."""
-        most = self._problem.max_functions
-        if most is not None and len(rows):
-            few = table.degree[rows].sum(axis=1) <= most
-            self._too_many |= not few.all()
-            rows = rows[few]
+        """Plans of rows that fit, one a line, within the bounds on stages and functions."""
         if not len(rows):
             return
         seconds, dollars = figures(table, rows)
@@ -202,8 +196,6 @@ class Choice:
     def _why(self) -> str:
         if math.isfinite(self._least_s):
             return outside(self._goal, self._least_s, self._least_dollars)
-        if self._too_many:
-            return f"its plans have more than {self._problem.max_functions} functions"
         return "none of its plans fits in memory within the bounds on stages and functions"
 
 

@@ -30,10 +30,11 @@ def platform(**changes: Any) -> PlatformSpec:
 
 
 def layer(name: str = "layer", *, seconds: float = 1.0, **fields: Any) -> LayerProfile:
-    """Sizes in MB: `parameters`, `activation`, `output`."""
+    """Sizes in MB: `parameters`, `activation`, `output`. The backward takes twice the forward."""
     sizes = {f"{key}_bytes": fields.pop(key, 0) * MB for key in ("activation", "output")}
     return LayerProfile(
-        name=name, forward_s=((seconds,),), backward_s=((2 * seconds,),),
+        name=name, forward_s=((seconds,),),
+        backward_s=((fields.pop("backward", 2 * seconds),),),
         parameter_bytes=fields.pop("parameters", 0) * MB, **sizes, **fields,
     )  # fmt: skip
 
@@ -51,6 +52,7 @@ def made_up_layers(source: random.Random, count: int) -> list[LayerProfile]:
         layer(
             f"layer{number}",
             seconds=source.uniform(0.05, 1.0),
+            backward=source.uniform(0.1, 2.0),
             parameters=source.randint(1, 250),
             activation=source.randint(1, 60),
             output=source.randint(1, 30),

@@ -62,11 +62,13 @@ def judged_by(of: Problem, goal: Goal) -> list[tuple[Plan, float]]:
 # -- figures from arrays -----------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("on_lane", [False, True])
 @pytest.mark.parametrize("per_stage", [False, True])
-def test_figures_of_rows_are_those_of_the_performance_model(per_stage: bool) -> None:
-    given = made_up_problem(random.Random(1), per_stage=per_stage, degrees=(1, 2, 4))
+def test_figures_of_rows_are_those_of_the_performance_model(per_stage: bool, on_lane: bool) -> None:
+    made = made_up_problem(random.Random(1), per_stage=per_stage, degrees=(1, 2, 4))
+    given = Problem(setting=replace(made.setting, latency_on_lane=on_lane), space=made.space)
     judged = 0
-    for plan in list(all_plans(given))[::7]:
+    for plan in list(all_plans(given))[:: 97 if per_stage else 7]:
         estimate = evaluate(given.setting, plan)
         chosen = next(
             one for one in given.combinations()
@@ -136,6 +138,27 @@ def test_rules_give_the_best_of_their_plans(seed: int, goal: Goal) -> None:
     assert by_memory.value == pytest.approx(least_value(judged, by_weight(in_memory)))
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_bounds_leave_the_best_plan_within_them(seed: int) -> None:
+    # given bounds that the best plan without them breaks
+    free = made_up_problem(random.Random(seed), micro_batch_sizes=(1, 2))
+    given = Problem(setting=free.setting, space=replace(free.space, max_functions=4))
+    (cheapest,) = compare(free, CHEAPEST, only=["even-layers"])
+    (fastest,) = compare(free, FASTEST, only=["even-layers"])
+    (fastest_of_four,) = compare(given, FASTEST, only=["even-layers"])
+    goal = replace(CHEAPEST, max_time_s=(fastest_of_four.time_s + cheapest.time_s) / 2)
+    assert cheapest.time_s > goal.max_time_s
+    assert fastest.time_s < fastest_of_four.time_s
+
+    (found,) = compare(given, goal, only=["even-layers"])
+
+    def is_even(plan: Plan) -> bool:
+        cuts = [k * 4 // len(plan.stages) for k in range(len(plan.stages) + 1)]
+        return is_uniform(plan) and cuts_of(plan) == cuts
+
+    assert found.value == pytest.approx(least_value(judged_by(given, goal), is_even))
+
+
 def test_even_layers_differ_by_one_layer_at_most() -> None:
     given = made_up_problem(random.Random(3), layers=7, min_stages=3, max_stages=3)
 
@@ -156,6 +179,19 @@ def test_a_stage_recomputes_only_where_it_would_not_fit_otherwise() -> None:
 
     assert found.plan is not None
     assert [stage.recompute for stage in found.plan.stages] == [False, True]
+
+
+def test_under_1f1b_only_early_stages_recompute() -> None:
+    # given three equal layers, whose stages hold 3, 2 and 1 micro-batches of 300 MB
+    given = problem(
+        *(layer(activation=300, output=1) for _ in range(3)), batch=6, degrees=(1,),
+        micro_batch_sizes=(1,), tiers_mb=(700,), recompute="choose", schedules=("1f1b",),
+        depths=(1,), min_stages=3, changes={"memory.least_mb": "700"},
+    )  # fmt: skip
+
+    for found in compare(given, CHEAPEST, only=["even-layers", "pipedream", "tarnawski"]):
+        assert found.plan is not None
+        assert [stage.recompute for stage in found.plan.stages] == [True, False, False]
 
 
 # -- dynamic programs ----------------------------------------------------------------------------
@@ -218,6 +254,21 @@ def _best_of_only_choices(given: Problem, name: str) -> float:
         if sum(slow <= least[0] * (1 + 1e-9) for slow, _ in group) == 1:
             values.append(least[1])
     return min(values)
+
+
+def test_only_tarnawski_adds_transfers_to_compute() -> None:
+    # given cuts that send much, but for the one before the last layer
+    given = problem(
+        layer("a", output=150), layer("b", output=150), layer("c", output=1), layer("d"), degrees=(1,),
+        micro_batch_sizes=(1,), tiers_mb=(3538,), min_stages=2, max_stages=2,
+    )  # fmt: skip
+
+    overlapping, adding = compare(given, FASTEST, only=["pipedream", "tarnawski"])
+
+    assert overlapping.plan is not None
+    assert adding.plan is not None
+    assert cuts_of(overlapping.plan) == [0, 2, 4]
+    assert cuts_of(adding.plan) == [0, 3, 4]
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
@@ -292,6 +343,24 @@ def test_searches_are_the_same_for_a_seed_and_differ_between_seeds(
     assert first == again
     assert first.plan == again.plan
     assert len(values) > 1
+
+
+@pytest.mark.parametrize(
+    "search", [partial(at_random, num_samples=30), partial(bayesian, num_evaluations=15)]
+)
+def test_searches_only_try_what_keeps_to_the_bound_on_functions(
+    search: Callable[..., Baseline],
+) -> None:
+    # given one plan in 729 that does: with 1 replica for each of 6 stages
+    given = made_up_problem(
+        random.Random(2), layers=6, per_stage=True, degrees=(1, 2, 4), batch=4, min_stages=6,
+        max_functions=6, tiers_mb=(3538,), micro_batch_sizes=(1,),
+    )  # fmt: skip
+
+    found = search(given, CHEAPEST, 0)
+
+    assert found.plan is not None
+    assert found.plan.degrees == (1,) * 6
 
 
 @pytest.mark.parametrize("search", [at_random, bayesian])

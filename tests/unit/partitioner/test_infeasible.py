@@ -189,6 +189,25 @@ def test_under_1f1b_smaller_micro_batches_alone_are_enough() -> None:
     assert "What fits instead: micro-batches of 4; or batches of 4" in text
 
 
+@pytest.mark.parametrize(
+    ("sizes", "need"),
+    [
+        ((600, 700), "layer 0 (a) alone needs 1.2 GB"),
+        ((10, 1200), "layer 1 (b) alone needs 1.2 GB"),
+    ],
+)
+def test_under_1f1b_a_layer_holds_what_its_place_asks_for(
+    sizes: tuple[int, int], need: str
+) -> None:
+    # given 2 micro-batches in flight at the first of two stages, and 1 at the last
+    given = problem(
+        layer("a", activation=sizes[0]), layer("b", activation=sizes[1]), degrees=(1,),
+        micro_batch_sizes=(1,), schedules=("1f1b",), depths=(1,), tiers_mb=(1024,), min_stages=2,
+    )  # fmt: skip
+
+    assert explain(given, CHEAPEST).startswith(f"{need} at micro-batches of 1 under 1f1b")
+
+
 def test_each_kind_of_change_is_offered_where_it_is_enough() -> None:
     # given many small layers whose 8 micro-batches do not fit together, in at most 2 stages
     layers = [layer(f"l{k}", activation=40, output=1) for k in range(8)]
