@@ -259,8 +259,8 @@ def _best_of_only_choices(given: Problem, name: str) -> float:
 def test_only_tarnawski_adds_transfers_to_compute() -> None:
     # given cuts that send much, but for the one before the last layer
     given = problem(
-        layer("a", output=150), layer("b", output=150), layer("c", output=1), layer("d"), degrees=(1,),
-        micro_batch_sizes=(1,), tiers_mb=(3538,), min_stages=2, max_stages=2,
+        layer("a", output=150), layer("b", output=150), layer("c", output=1), layer("d"),
+        degrees=(1,), micro_batch_sizes=(1,), tiers_mb=(3538,), min_stages=2, max_stages=2,
     )  # fmt: skip
 
     overlapping, adding = compare(given, FASTEST, only=["pipedream", "tarnawski"])
