@@ -48,6 +48,13 @@ class Outcome:
     notes: tuple[str, ...] = ()
 
     @property
+    def found(self) -> tuple[Plan, Estimate]:
+        """The plan and what it takes, where there is one."""
+        if self.plan is None or self.estimate is None:
+            raise ValueError(f"{self.solver} found no plan: {self.status}")
+        return self.plan, self.estimate
+
+    @property
     def gap(self) -> float:
         """(value - bound) / value: how much less a better plan could have at most."""
         if self.plan is None:

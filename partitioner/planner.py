@@ -8,18 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from funcpipe.partitioner.infeasible import explain
-from funcpipe.partitioner.solvers import solve
-
 from funcpipe.errors import Infeasible, PlanError, SolverError
 from funcpipe.partitioner.backend import Deadline, Outcome, Problem, Status
 from funcpipe.partitioner.cost import Estimate, evaluate
 from funcpipe.partitioner.front import find_front
+from funcpipe.partitioner.infeasible import explain
 from funcpipe.partitioner.objective import Goal, Objective
 from funcpipe.partitioner.plan import Plan
 from funcpipe.partitioner.platform import PlatformSpec, load_platform
 from funcpipe.partitioner.profile import ModelProfile
 from funcpipe.partitioner.setting import Setting
+from funcpipe.partitioner.solvers import solve
 from funcpipe.partitioner.space import Space
 
 __all__ = ["Answer", "Front", "make_setting", "pareto_front", "plan_for"]
@@ -185,12 +184,12 @@ class _Judge:
 
     def settle_ties(self, objective: Objective, goal: Goal, found: Outcome) -> Outcome:
         """Among the plans that are as good, the one that is best in the other respect."""
-        assert found.estimate is not None
+        _, estimate = found.found
         if objective.kind == "min-time":
-            bound = min(found.estimate.step_s * TIE, goal.max_time_s)
+            bound = min(estimate.step_s * TIE, goal.max_time_s)
             other = replace(goal, time_weight=0.0, cost_weight=1.0, max_time_s=bound)
         elif objective.kind == "min-cost":
-            bound = min(found.estimate.dollars * TIE, goal.max_cost)
+            bound = min(estimate.dollars * TIE, goal.max_cost)
             other = replace(goal, time_weight=1.0, cost_weight=0.0, max_cost=bound)
         else:
             return found
@@ -200,13 +199,13 @@ class _Judge:
             better = self.solve(other, incumbent=found.plan)
         except SolverError:
             return found  # the plan stands without it
-        if better.plan is None or better.estimate is None:
+        if better.plan is None:
             return found
-        value = goal.value(better.estimate.step_s, better.estimate.dollars)
+        plan, estimate = better.found
+        value = goal.value(estimate.step_s, estimate.dollars)
         return replace(
-            found, plan=better.plan, estimate=better.estimate, value=value,
-            bound=min(found.bound, value),
-        )  # fmt: skip
+            found, plan=plan, estimate=estimate, value=value, bound=min(found.bound, value)
+        )
 
 
 def _nothing(problem: Problem, goal: Goal, outcome: Outcome, judge: _Judge) -> PlanError:
@@ -221,12 +220,11 @@ def _nothing(problem: Problem, goal: Goal, outcome: Outcome, judge: _Judge) -> P
 def _answer(
     setting: Setting, objective: Objective, goal: Goal, found: Outcome, deadline: Deadline
 ) -> Answer:
-    assert found.plan is not None
-    assert found.estimate is not None
-    notes = (*found.notes, *_warnings(setting, found.estimate))
+    plan, estimate = found.found
+    notes = (*found.notes, *_warnings(setting, estimate))
     answer = Answer(
-        plan=found.plan,
-        estimate=found.estimate,
+        plan=plan,
+        estimate=estimate,
         objective=objective,
         goal=goal,
         value=found.value,
@@ -236,7 +234,7 @@ def _answer(
         solver=found.solver,
         notes=notes,
     )
-    return replace(answer, plan=replace(found.plan, predicted=_predicted(setting, answer)))
+    return replace(answer, plan=replace(plan, predicted=_predicted(setting, answer)))
 
 
 def _warnings(setting: Setting, estimate: Estimate) -> list[str]:
