@@ -10,8 +10,8 @@ a layer, so sums over the rows that cover it stand for "the stage of this layer"
     T      >= F + sum fill_b z of the rows that end behind the layer + their waits + sum tail z
 
 Dollars are T x sum per_s z + sum per_step z. The product is left to the solver (`quadratic`), or
-made linear with w = T z for each row: the w form a path of flow T, and 0 <= w <= U z where U is what
-a useful plan can take at most. That is exact for whole z.
+made linear with w = T z for each row: the w form a path of flow T, and 0 <= w <= U z where U is
+what a useful plan can take at most. That is exact for whole z.
 """
 
 from __future__ import annotations
