@@ -1,4 +1,4 @@
-"""Train PyTorch models on serverless functions.
+"""Train PyTorch models on serverless functions, and plan how.
 
 The public names are imported when they are first used, so that ``import funcpipe`` is quick and
 loads neither torch nor a cloud's SDK.
@@ -10,9 +10,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from funcpipe.api import reference, train
+    from funcpipe.api import evaluate, pareto, plan, reference, train
     from funcpipe.errors import FuncpipeError
     from funcpipe.job import Job
+    from funcpipe.partitioner.plan import Plan
+    from funcpipe.partitioner.profile import LayerProfile, ModelProfile
 
 __version__ = "0.1.0"
 
@@ -20,11 +22,29 @@ __version__ = "0.1.0"
 _EXPORTS = {
     "FuncpipeError": "funcpipe.errors",
     "Job": "funcpipe.job",
+    "LayerProfile": "funcpipe.partitioner.profile",
+    "ModelProfile": "funcpipe.partitioner.profile",
+    "Plan": "funcpipe.partitioner.plan",
+    "evaluate": "funcpipe.api",
+    "pareto": "funcpipe.api",
+    "plan": "funcpipe.api",
     "reference": "funcpipe.api",
     "train": "funcpipe.api",
 }
 
-__all__ = ["FuncpipeError", "Job", "__version__", "reference", "train"]
+__all__ = [
+    "FuncpipeError",
+    "Job",
+    "LayerProfile",
+    "ModelProfile",
+    "Plan",
+    "__version__",
+    "evaluate",
+    "pareto",
+    "plan",
+    "reference",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

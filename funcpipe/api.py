@@ -7,16 +7,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from funcpipe.errors import JobError
+from funcpipe.errors import JobError, PlanError
 from funcpipe.job import Job
 from funcpipe.locate import LoadedJob, importing_job, load_job, located
 from funcpipe.usercode import inside_function
 
 if TYPE_CHECKING:
     from funcpipe.model.reference import Reference
+    from funcpipe.partitioner.cost import Estimate
+    from funcpipe.partitioner.objective import Objective
+    from funcpipe.partitioner.plan import Plan
+    from funcpipe.partitioner.platform import PlatformSpec
+    from funcpipe.partitioner.profile import ModelProfile
     from funcpipe.report.summary import Summary
 
-__all__ = ["reference", "train"]
+__all__ = ["evaluate", "pareto", "plan", "reference", "train"]
 
 
 def train(
@@ -70,3 +75,74 @@ def _loaded(job: Job | str) -> LoadedJob:
     if isinstance(job, str):
         return load_job(job)
     raise JobError(f"expected a funcpipe.Job or the path of a job file; found {type(job).__name__}")
+
+
+# -- planning, without torch -----------------------------------------------------------------
+
+
+def plan(
+    profile: ModelProfile | str | os.PathLike[str],
+    platform: PlatformSpec | str | os.PathLike[str] = "aws-lambda",
+    objective: Objective | str = "min-cost",
+    **options: Any,
+) -> Plan:
+    """The plan that is best for `objective` among all that `options` leave to choose from.
+
+    profile: a `ModelProfile`, or the path of one. platform: a name that ``funcpipe platforms``
+    lists, or the path of a platform file. objective: ``min-time``, ``min-cost``,
+    ``weighted:ALPHA`` or ``raw:ALPHA`` with ALPHA from 0 (time) to 1 (dollars).
+    options: the other fields of `funcpipe.planning.PlanOptions`, such as ``max_time_s=2.5``,
+    ``max_cost=0.001`` (bounds for a step), ``batch_size=64``, ``degrees=(1, 2, 4)``,
+    ``per_stage=True``, ``time_limit_s=60``.
+
+    What was found out about it, and whether it is proven best, is in ``plan.predicted``; `train`
+    takes it as its `plan`. Raises `Infeasible`, with the reason, where there is none, and another
+    `FuncpipeError` for what cannot be asked.
+    """
+    from funcpipe.planning import PlanOptions, question
+
+    asked = PlanOptions.of({"platform": _text(platform), "objective": objective, **options})
+    return question(_text(profile), asked).answer().plan
+
+
+def pareto(
+    profile: ModelProfile | str | os.PathLike[str],
+    platform: PlatformSpec | str | os.PathLike[str] = "aws-lambda",
+    **options: Any,
+) -> list[Plan]:
+    """All plans than which no other is both faster and cheaper, the fastest first.
+
+    options: as for `plan`; there is neither an objective nor a solver to choose.
+    """
+    from funcpipe.planning import PlanOptions, question
+
+    for name in ("objective", "solver"):
+        if name in options:
+            raise PlanError(f"pareto takes no {name}: it finds the best plans for all objectives")
+    asked = PlanOptions.of({"platform": _text(platform), **options})
+    return [answer.plan for answer in question(_text(profile), asked).front().answers]
+
+
+def evaluate(
+    plan: Plan | str | os.PathLike[str],
+    profile: ModelProfile | str | os.PathLike[str],
+    platform: PlatformSpec | str | os.PathLike[str] = "aws-lambda",
+    **options: Any,
+) -> Estimate:
+    """What a step of `plan` takes in seconds, memory and dollars, by the performance model.
+
+    options: as for `plan`, those that say what is planned for: ``batch_size``, ``num_steps``,
+    ``set``, and how to read the profile. Memory that does not fit is not refused: `Estimate.fits`.
+    """
+    from funcpipe.partitioner.cost import evaluate as evaluated
+    from funcpipe.partitioner.plan import Plan
+    from funcpipe.planning import PlanOptions, question
+
+    known = plan if isinstance(plan, Plan) else Plan.load(Path(plan))
+    asked = PlanOptions.of({"platform": _text(platform), **options})
+    return evaluated(question(_text(profile), asked).setting, known)
+
+
+def _text(value: Any) -> Any:
+    """A path as its text; anything else as it is."""
+    return os.fspath(value) if isinstance(value, os.PathLike) else value

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from funcpipe import __version__
 from funcpipe.cli_doctor import add_doctor
 from funcpipe.cli_options import GROUPS, OPTIONS
+from funcpipe.cli_plan import add_plan
 from funcpipe.cli_platforms import add_platforms
 from funcpipe.errors import FuncpipeError, Stopped
 
@@ -280,6 +281,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"funcpipe {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_train(commands)
+    add_plan(commands, _add_common)
     _add_report(commands)
     add_platforms(commands, _add_common)
     add_doctor(commands, _add_common)

@@ -6,17 +6,18 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-__all__ = ["GROUPS", "OPTIONS"]
+__all__ = ["GROUPS", "OPTIONS", "Figures", "count", "figure"]
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
     """A whole number from 1."""
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number from 1, found {text!r}")
     return int(text)
 
 
-def _figure(text: str) -> tuple[str, str]:
+def figure(text: str) -> tuple[str, str]:
+    """A figure's path and what it is set to."""
     path, equals, value = text.partition("=")
     if not (path and equals and value):
         raise argparse.ArgumentTypeError(
@@ -25,7 +26,7 @@ def _figure(text: str) -> tuple[str, str]:
     return path, value
 
 
-class _Figures(argparse.Action):
+class Figures(argparse.Action):
     """Collects ``FIGURE=VALUE`` into a mapping."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
@@ -34,7 +35,7 @@ class _Figures(argparse.Action):
 
 def _counts(text: str) -> tuple[int, ...]:
     try:
-        return tuple(_count(part.strip()) for part in text.split(","))
+        return tuple(count(part.strip()) for part in text.split(","))
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(
             f"expected a whole number from 1, or one per stage such as 2,1; found {text!r}"
@@ -44,16 +45,16 @@ def _counts(text: str) -> tuple[int, ...]:
 # The fields of `RunOptions` in funcpipe.driver.options, each under its own name: a test compares.
 GROUPS: dict[str, dict[str, dict[str, Any]]] = {
     "the plan": {
-        "stages": {"type": _count, "metavar": "S", "help": "cut the model into S stages, balanced "
+        "stages": {"type": count, "metavar": "S", "help": "cut the model into S stages, balanced "
                    "by their arithmetic (default: 2, or 1 for a model of one layer)"},
         "replicas": {"type": _counts, "metavar": "D[,D..]", "help": "functions per stage: one "
                      "number for all stages, or one for each (default: 1)"},
-        "micro_batch_size": {"type": _count, "metavar": "B", "help": "samples of a micro-batch "
+        "micro_batch_size": {"type": count, "metavar": "B", "help": "samples of a micro-batch "
                              "(default: a quarter of the job's batch, rounded up)"},
         "schedule": {"choices": ("gpipe", "1f1b"), "help": "order of forwards and backwards: all "
                      "forwards first, or taking turns, which keeps fewer activations in memory "
                      "(default: gpipe)"},
-        "in_flight": {"type": _count, "metavar": "N", "help": "1f1b: micro-batches between forward "
+        "in_flight": {"type": count, "metavar": "N", "help": "1f1b: micro-batches between forward "
                       "and backward at the first stage (default: the number of stages)"},
         "sync": {"choices": ("pipelined", "three-phase"), "help": "how replicas of a stage add up "
                  "their gradients (default: pipelined)"},
@@ -74,7 +75,7 @@ GROUPS: dict[str, dict[str, dict[str, Any]]] = {
                      "http://127.0.0.1:9000; without it Amazon's. Credentials come from AWS_* "
                      "variables"},
         "region": {"metavar": "R", "help": "with s3://: the bucket's region"},
-        "threads": {"type": _count, "metavar": "N", "help": "threads of the numerical libraries "
+        "threads": {"type": count, "metavar": "N", "help": "threads of the numerical libraries "
                     "in each function; results have the same bits only for the same number "
                     "(default: what the platform gives a function of its memory)"},
     },
@@ -82,7 +83,7 @@ GROUPS: dict[str, dict[str, dict[str, Any]]] = {
         "emulate": {"metavar": "NAME|FILE", "help": "what `local` emulates: a name that `funcpipe "
                     "platforms` lists, a file of your own, or none: no limits, no prices "
                     "(default: aws-lambda)"},
-        "set": {"type": _figure, "action": _Figures, "metavar": "FIGURE=VALUE", "help": "change a "
+        "set": {"type": figure, "action": Figures, "metavar": "FIGURE=VALUE", "help": "change a "
                 "figure of it, such as network.latency_s=0.05; may be given several times"},
         "dilation": {"type": float, "metavar": "X", "help": "emulate X times slower than real "
                      "time; seconds are then the platform's (default: as this machine needs)"},
@@ -92,9 +93,9 @@ GROUPS: dict[str, dict[str, dict[str, Any]]] = {
     "the run": {
         "run_dir": {"type": Path, "metavar": "DIR", "help": "folder for what the run leaves, new "
                     "or empty (default: runs/ID)"},
-        "steps": {"type": _count, "metavar": "N", "help": "stop after N training steps (default: "
+        "steps": {"type": count, "metavar": "N", "help": "stop after N training steps (default: "
                   "all epochs of the job)"},
-        "report_every": {"type": _count, "metavar": "N", "help": "tell of the loss every N steps, "
+        "report_every": {"type": count, "metavar": "N", "help": "tell of the loss every N steps, "
                          "which saves requests (default: 1)"},
     },
 }  # fmt: skip

@@ -1,7 +1,7 @@
 """Least dollars of plans, which is what makes the search exact and short.
 
 Dollars are a product: seconds x dollars per second, + fees. Plans are told apart by *cells*: the
-plan's time lies in [t_low, t_high], and its waits in [w_low, w_high]. Within a cell the product is at
+plan's time lies in [t_low, t_high], and its waits in [w_low, w_high]. There the product is at
 least its McCormick envelope t_low P + p (T - t_low), where p is the least P there. That is
 linear in what stages add, so the least over all completions of a label is a shortest path. A price
 on the time of fills, for several prices, brings in that the plan must end by t_high (Lagrangian
@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from funcpipe.partitioner.labels import Pipeline
+from funcpipe.partitioner.columns import Bools
+from funcpipe.partitioner.labels import Ahead, Pipeline
 from funcpipe.partitioner.objective import Goal
 from funcpipe.partitioner.rows import Floats, Ints
 
@@ -81,24 +82,38 @@ class Alive:
     value: Floats
     limit: Floats
 
-    def by_label(self, num: int) -> tuple[Floats, Floats]:
-        """Least value of each of `num` labels, and its least share of what would win; infinite for
-        labels without a pair.
+    def by_label(self, num: int) -> Floats:
+        """Of each of `num` labels: the least value, the least share of what would win, and the cell
+        that has it. Infinite for labels without a pair. Array [3, label].
         """
-        found = np.full((2, num), np.inf)
+        found = np.full((3, num), np.inf)
         if len(self.label):
             edges = np.flatnonzero(np.diff(self.label, prepend=-1))
             with np.errstate(invalid="ignore"):
                 shares = np.where(np.isfinite(self.limit), self.value / self.limit, 0.0)
-            for place, values in enumerate((self.value, shares)):
-                found[place, self.label[edges]] = np.minimum.reduceat(values, edges)
-        return found[0], found[1]
+            best = np.lexsort((shares, self.label))[edges]
+            labels = self.label[edges]
+            found[0, labels] = np.minimum.reduceat(self.value, edges)
+            found[1, labels], found[2, labels] = shares[best], self.cell[best]
+        return found
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Of pairs of a label and a cell. start: the least time; used: what is certain of it."""
+
+    cell: Ints
+    start: Floats
+    used: Floats
+    per_s: Floats
+    per_step: Floats
 
 
 class Bounds:
     """Shortest paths over completions, by cell, price and cut.
 
-    value: least of t_low p + fees + price x fills; per_s: least of p + price x fills.
+    value: least of t_low p + fees + price x fills; per_s: least of p + price x fills. allowed:
+    which rows a plan of each cell may have.
     """
 
     def __init__(self, pipeline: Pipeline, cells: Cells) -> None:
@@ -111,7 +126,7 @@ class Bounds:
         shape = (len(cells), PRICES, rows.num_layers + 1)
         self.value, self.per_s = np.full(shape, np.inf), np.full(shape, np.inf)
         self.value[:, :, 0] = self.per_s[:, :, 0] = 0.0
-        allowed = _allowed(pipeline, cells)
+        self.allowed = allowed = _allowed(pipeline, cells)
         for cut in range(1, rows.num_layers + 1):
             here = rows.at(cut)
             used = np.flatnonzero(allowed[:, here].any(axis=0)) + here.start
@@ -129,23 +144,12 @@ class Bounds:
         few = copy(self)
         few.cells = self.cells.take(alive)
         few.value, few.per_s = self.value[alive], self.per_s[alive]
+        few.allowed = self.allowed[alive]
         return few
 
-    def alive(
-        self,
-        goal: Goal,
-        cut: int,
-        own: Floats,
-        wait: Floats,
-        total: Floats,
-        per_s: Floats,
-        per_step: Floats,
-        limit: Callable[[Floats], Floats],
-    ) -> Alive:
-        """In which cells labels at `cut` could still win: have a value below `limit` of the time.
-
-        own, wait, total: `Pipeline.certain`. per_s, per_step: the label's dollars.
-        """  # fmt: skip
+    def alive(self, goal: Goal, cut: int, ahead: Ahead, limit: Callable[[Floats], Floats]) -> Alive:
+        """In which cells labels at `cut` could still win: get below the `limit` of their time."""
+        own, wait, total = ahead.own, ahead.wait, ahead.total
         cells, least = self.cells, self.least
         start = np.maximum(cells.t_low, total[:, None])
         used = own[:, None] + np.maximum(cells.w_low, wait[:, None])
@@ -154,8 +158,8 @@ class Bounds:
         open_ &= np.isfinite(self.per_s[:, 0, cut])
         if goal.cost_weight:
             # A quick look first: most pairs end here.
-            dollars = start * (per_s + least.per_s[cut])[:, None]
-            dollars += (per_step + least.per_step[cut])[:, None]
+            dollars = start * (ahead.per_s + least.per_s[cut])[:, None]
+            dollars += (ahead.per_step + least.per_step[cut])[:, None]
             quick = goal.time_weight * start + goal.cost_weight * dollars
             open_ &= (quick < limit(start)) & (dollars <= goal.max_cost * SLACK)
         label, cell = np.nonzero(open_)
@@ -163,7 +167,8 @@ class Bounds:
         if not goal.cost_weight and goal.max_cost == np.inf:
             values = goal.time_weight * start
         else:
-            envelope = self._envelope(cut, label, cell, start, used, per_s[label], per_step[label])
+            pairs = _Pairs(cell, start, used, ahead.per_s[label], ahead.per_step[label])
+            envelope = self._envelope(cut, pairs)
             extra = goal.time_weight / goal.cost_weight if goal.cost_weight else 0.0
             values = goal.cost_weight * envelope(extra)
             if not goal.cost_weight:
@@ -174,11 +179,9 @@ class Bounds:
         wins = values < bars
         return Alive(label[wins], cell[wins], values[wins], bars[wins])
 
-    def _envelope(
-        self, cut: int, label: Ints, cell: Ints, start: Floats, used: Floats, per_s: Floats,
-        per_step: Floats,
-    ) -> Callable[[float], Floats]:  # fmt: skip
-        """Of pairs of labels and cells: the least of extra x T + T P + fees, by `extra`."""
+    def _envelope(self, cut: int, pairs: _Pairs) -> Callable[[float], Floats]:
+        """The least of extra x T + T P + fees, by `extra`."""
+        cell, start, used, per_s = pairs.cell, pairs.start, pairs.used, pairs.per_s
         least = self.least
         t_low = self.cells.t_low[cell]
         room = np.maximum(self.cells.t_high[cell] * SLACK - used, 0.0)  # for the fills to come
@@ -191,9 +194,10 @@ class Bounds:
             over = (slope + extra)[:, None] - self.prices
             span = np.where(over >= 0, least.fill[cut], room[:, None])
             completion = (paths + over * span).max(axis=1)
-            linear = t_low * per_s + per_step - slope * t_low + (slope + extra) * used + completion
-            plain = start * (slope + extra) + per_step + least.per_step[cut]
-            return np.maximum(linear, plain)
+            linear = t_low * (per_s - slope) + (slope + extra) * used + completion
+            plain = start * (slope + extra) + least.per_step[cut]
+            least_of_both: Floats = np.maximum(linear, plain) + pairs.per_step
+            return least_of_both
 
         return envelope
 
@@ -201,14 +205,18 @@ class Bounds:
 def _shortest(
     known: Floats, start: np.ndarray, own: Floats, prices: Floats, fill: Floats
 ) -> Floats:
-    return (known[:, :, start] + own[:, None, :] + prices[:, None] * fill).min(axis=2)
+    least: Floats = (known[:, :, start] + own[:, None, :] + prices[:, None] * fill).min(axis=2)
+    return least
 
 
-def _allowed(pipeline: Pipeline, cells: Cells) -> np.ndarray:
+def _allowed(pipeline: Pipeline, cells: Cells) -> Bools:
     """Which rows a plan of each cell may have."""
     rows, least = pipeline.rows, pipeline.least
     table = rows.table
     others = least.fill[table.start] + rows.fill + least.behind[table.stop] + least.tail[-1]
-    by_waits = others + np.maximum(rows.wait, cells.w_low[:, None]) <= cells.t_high[:, None] * SLACK
+    by_waits: Bools = (
+        others + np.maximum(rows.wait, cells.w_low[:, None]) <= cells.t_high[:, None] * SLACK
+    )
     by_waits &= rows.wait <= cells.w_high[:, None] * SLACK
-    return by_waits & (pipeline.fastest() <= cells.t_high[:, None] * SLACK)
+    by_waits &= pipeline.fastest() <= cells.t_high[:, None] * SLACK
+    return by_waits

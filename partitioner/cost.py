@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
+from math import isclose
 from typing import Any
 
 from funcpipe.partitioner.collective import sync_s
@@ -20,11 +21,14 @@ from funcpipe.partitioner.plan import Plan
 from funcpipe.partitioner.setting import Setting
 from funcpipe.partitioner.simulate import simulated_step_s
 from funcpipe.partitioner.waits import waits_s
+from funcpipe.schedule.program import PREFETCH
 
 __all__ = ["Estimate", "StageEstimate", "StepTime", "evaluate", "step_time"]
 
 MB = 2**20
 EXACT, BOUND, SIMULATED = "exact", "upper bound", "simulated"
+
+_StageLanes = tuple[float | None, float, float | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +36,7 @@ class StepTime:
     """Seconds of a training step and its parts. forward_s: until the last stage has the last
     output. backward_s, tail_s: of the stage that ends last, until its gradients are final, and
     from there on: synchronisation and optimiser. how: `exact` within the model, an `upper bound`
-    (batches that do not divide evenly, or degrees that differ), or `simulated`.
+    (a last micro-batch that is smaller, and the two cases of `gpipe_s`), or `simulated`.
     """
 
     total_s: float
@@ -109,15 +113,16 @@ def evaluate(setting: Setting, plan: Plan) -> Estimate:
     step (FuncPipe section 4.2, with requests and transfer added). Memory that does not fit is not
     refused here: see `Estimate.fits`.
     """
-    times = plan_times(setting, plan)
-    num = setting.num_micro_batches(plan.micro_batch_size)
+    size = min(plan.micro_batch_size, setting.batch_size)
+    times = plan_times(setting, plan, num_samples=size)
+    num = setting.num_micro_batches(size)
     time = step_time(
         times,
         num_micro_batches=num,
         schedule=plan.schedule,
         in_flight=plan.in_flight,
         sync=plan.sync,
-        whole=setting.batch_size % plan.micro_batch_size == 0,
+        whole=setting.batch_size % size == 0,
     )
     stages = []
     for number, (stage, one) in enumerate(zip(plan.stages, times, strict=True)):
@@ -126,7 +131,6 @@ def evaluate(setting: Setting, plan: Plan) -> Estimate:
             schedule=plan.schedule, stage=number, num_stages=len(plan.stages),
             degree=stage.replicas, num_micro_batches=num, in_flight=plan.in_flight,
         )  # fmt: skip
-        size = min(plan.micro_batch_size, setting.batch_size)
         memory = memory_use(setting.profile, stage, num_samples=size, held=held, is_last=is_last)
         fees = stage_fees(setting, stage, num_micro_batches=num, is_last=is_last)
         synchronising = stage_sync_s(one, plan.sync)
@@ -160,8 +164,6 @@ def step_time(
     whole: bool = True,
 ) -> StepTime:
     """Seconds of a step. whole: whether all micro-batches have the size that `times` are for."""
-    degrees = [one.degree for one in times]
-    even = whole and len(set(degrees)) == 1 and num_micro_batches % degrees[0] == 0
     if schedule != "gpipe":
         total = simulated_step_s(
             times, num_micro_batches=num_micro_batches, schedule=schedule, in_flight=in_flight,
@@ -172,13 +174,70 @@ def step_time(
     ends = backward_ends_s(times, num_micro_batches)
     tails = [tail_s(one, sync) for one in times]
     last = max(range(len(times)), key=lambda s: ends[s] + tails[s])
+    total = forward + ends[last] + tails[last]
+    # Without hops, and where all gradients have been sent at the end, there is nothing to check.
+    plain = times[0].hop_s == 0 and (times[last].synchronises or last == 0)
+    exact = whole and (
+        plain or isclose(total, gpipe_s(times, num_micro_batches, sync), rel_tol=1e-12)
+    )
     return StepTime(
-        total_s=forward + ends[last] + tails[last],
+        total_s=total,
         forward_s=forward,
         backward_s=ends[last],
         tail_s=tails[last],
-        how=EXACT if even else BOUND,
+        how=EXACT if exact else BOUND,
     )
+
+
+def gpipe_s(times: Sequence[StageTimes], num_micro_batches: int, sync: str) -> float:
+    """Seconds of a step under gpipe, exactly, if all micro-batches have the size of `times`.
+
+    `step_time` gives more in two cases, because solvers need a sum over stages: where a hop is so
+    long that the window of `PREFETCH` messages counts (which is here a wait of its own, shared by
+    `PREFETCH` micro-batches), and where a stage without synchronisation ends last, whose optimiser
+    does not wait for gradients that have piled up to be sent.
+    """
+    hop, budget = times[0].hop_s, num_micro_batches - 1
+    forward = _Waits(hop)
+    for one in times:
+        forward.add(one.degree, one.down_f, one.compute_f, one.up_f)
+    most, fill, behind = 0.0, 0.0, _Waits(hop)
+    for one in reversed(times):
+        before_sending = behind.copy()
+        before_sending.add(one.degree, one.down_b, one.compute_b, None)
+        behind.add(one.degree, one.down_b, one.compute_b, one.up_b)
+        if one.synchronises:
+            end = behind.longest_s(budget) + one.fill_b - (0.0 if one.up_b is None else hop)
+        else:
+            received = 0.0 if one.down_b is None else one.down_b + hop
+            end = before_sending.longest_s(budget) + received + one.compute_b
+        most = max(most, fill + end + stage_sync_s(one, sync) + one.step_s)
+        fill += one.fill_b
+    return sum(one.fill_f for one in times) + forward.longest_s(budget) + most
+
+
+class _Waits:
+    """What a micro-batch may have to wait for: the lanes and windows of some stages."""
+
+    def __init__(self, hop_s: float) -> None:
+        self.hop_s = hop_s
+        self.seconds: list[float] = []
+        self.degrees: list[int] = []
+
+    def copy(self) -> _Waits:
+        other = _Waits(self.hop_s)
+        other.seconds, other.degrees = self.seconds[:], self.degrees[:]
+        return other
+
+    def add(self, degree: int, down: float | None, compute: float, up: float | None) -> None:
+        self.seconds.append(max(down or 0.0, compute, up or 0.0))
+        self.degrees.append(degree)
+        if down is not None and self.hop_s:
+            self.seconds.append(down + self.hop_s + compute)
+            self.degrees.append(PREFETCH * degree)
+
+    def longest_s(self, budget: int) -> float:
+        return waits_s(self.seconds, self.degrees, budget)
 
 
 def forward_s(times: Sequence[StageTimes], num_micro_batches: int) -> float:

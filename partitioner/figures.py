@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from funcpipe.errors import PlatformError
 from funcpipe.partitioner.curve import BETWEEN, Curve
 
-__all__ = ["BY_THE_USER", "KINDS", "Figure", "Kind", "Value", "near", "read_figure"]
+__all__ = ["BY_THE_USER", "KINDS", "Figure", "Kind", "Value", "as_text", "near", "read_figure"]
 
 Value: TypeAlias = bool | int | float | str | tuple[int, ...] | tuple[float, ...] | Curve | None
 BY_THE_USER = "set by the user"
@@ -263,6 +263,13 @@ def _read_value(path: str, data: Mapping[str, object]) -> Value:
         raise PlatformError(f"{path} is {found}; expected {kind.expected}") from None
     except PlatformError as error:
         raise PlatformError(f"{path}: {error.message}") from None
+
+
+def as_text(value: object) -> object:
+    """A figure given as what it is, as the command line would give it; anything else as it is."""
+    if value is None or isinstance(value, bool | int | float | list | tuple):
+        return json.dumps(value)
+    return value
 
 
 def near(text: str, known: Iterable[str]) -> str:

@@ -13,10 +13,11 @@ from funcpipe.partitioner.backend import Deadline, Problem
 from funcpipe.partitioner.objective import Goal
 from funcpipe.partitioner.plan import Plan
 from funcpipe.partitioner.rows import Floats
-from funcpipe.partitioner.search import FIRST_WIDTH, WIDTHS, OutOfTime, checker, sweeps_of
-from funcpipe.partitioner.sweep import Sweep
+from funcpipe.partitioner.search import FIRST_WIDTH, OutOfTime, checker, sweeps_of
 
 __all__ = ["Found", "find_front"]
+
+WIDTHS: tuple[int | None, ...] = (40, 300, None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,17 +41,15 @@ class _Front:
     times: list[float] = field(default_factory=list)
     dollars: list[float] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
-    sweep: Sweep | None = None
+    spread = True
 
     def limit(self, time_s: Floats) -> Floats:
         """Dollars below which a plan of that time would be a new one."""
         bars = np.array([math.inf, *self.dollars])
-        return bars[np.searchsorted(self.times, time_s, side="right")] * (1 - self.spacing)
+        limit: Floats = bars[np.searchsorted(self.times, time_s, side="right")]
+        return limit * (1 - self.spacing)
 
-    def offer(
-        self, time_s: float, dollars: float, value: float, rows: Callable[[], list[int]]
-    ) -> None:
-        assert self.sweep is not None
+    def offer(self, time_s: float, dollars: float, value: float, plan: Callable[[], Plan]) -> None:
         first = bisect_right(self.times, time_s)
         last = first
         while last < len(self.times) and self.dollars[last] >= dollars:
@@ -59,7 +58,7 @@ class _Front:
             first -= 1
         self.times[first:last] = [time_s]
         self.dollars[first:last] = [dollars]
-        self.plans[first:last] = [self.sweep.table.plan(rows())]
+        self.plans[first:last] = [plan()]
 
 
 def find_front(problem: Problem, goal: Goal, *, deadline: Deadline, spacing: float = 1e-3) -> Found:
@@ -84,7 +83,6 @@ def find_front(problem: Problem, goal: Goal, *, deadline: Deadline, spacing: flo
                 if not sweep.proven:
                     sweep.narrow(front, rounds=3 if width == FIRST_WIDTH else 8)
                 if not sweep.proven:
-                    front.sweep = sweep
                     sweep.run(front, width=width, check=check)
         complete = True
     except OutOfTime:

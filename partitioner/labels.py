@@ -13,10 +13,10 @@ import numpy as np
 
 from funcpipe.partitioner.rows import Floats, Ints, Least, Rows
 
-__all__ = ["Gpipe", "Labels", "OneForward", "Pipeline", "nondominated", "pipeline_of"]
+__all__ = ["Ahead", "Gpipe", "Labels", "OneForward", "Pipeline", "nondominated", "pipeline_of"]
 
 TINY = 1e-12
-BLOCK = 64
+BLOCK = 96
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,21 @@ class Labels:
         return Labels(*(np.concatenate([getattr(p, name) for p in parts]) for name in names))
 
 
+@dataclass(frozen=True)
+class Ahead:
+    """What plans that labels grow into take at least, an entry a label.
+
+    total: seconds of a step. own + the plan's waits, which are at least `wait`, + the fills of the
+    stages to come: another bound of them. per_s, per_step: dollars of the label's own stages.
+    """
+
+    own: Floats
+    wait: Floats
+    total: Floats
+    per_s: Floats
+    per_step: Floats
+
+
 class Pipeline:
     """What a schedule's step time depends on. `least` bounds what is not there yet."""
 
@@ -60,7 +75,7 @@ class Pipeline:
         return Labels(self._nothing(), zero, zero, none, none, none - 1, none - 1)
 
     def grown(self, labels: Labels, which: Ints, rows: Ints, offset: int) -> Labels:
-        """Labels `which` with a stage in front: one of `rows` each. offset: of `which` in parents."""
+        """Labels `which` with a stage in front: one of `rows` each. offset: added for parents."""
         table = self.rows.table
         return Labels(
             self._extended(labels.state[which], rows),
@@ -83,10 +98,11 @@ class Pipeline:
         raise NotImplementedError
 
     def certain(self, cut: int, state: Floats) -> tuple[Floats, Floats, Floats]:
-        """`own`, `wait` and `total`: a plan takes at least total, and at least own + the plan's
-        waits, which are at least `wait`, + the fills of its stages before the cut.
-        """
+        """`own`, `wait` and `total` of `Ahead`."""
         raise NotImplementedError
+
+    def ahead(self, cut: int, labels: Labels) -> Ahead:
+        return Ahead(*self.certain(cut, labels.state), labels.per_s, labels.per_step)
 
     def columns(self, cut: int, state: Floats) -> Floats:
         """A label whose columns are all no larger takes no more time, whatever comes before it."""
@@ -98,7 +114,7 @@ class Pipeline:
 
 
 class Gpipe(Pipeline):
-    """State: fills forward F and backward B, the last end V of a stage (from the end of the forward),
+    """State: fills forward F and backward B, the last end V of a stage (from the forward's end),
     and for each degree the longest block of waits, forward and backward (`waits.counts_of`).
 
     A plan takes F + waits forward + V. A stage in front ends at B + its fill + waits backward + its
@@ -130,13 +146,16 @@ class Gpipe(Pipeline):
         return new
 
     def _waits_f(self, state: Floats) -> Floats:
-        return state[:, 3 : 3 + self._num] @ self.rows.counts
+        waits: Floats = state[:, 3 : 3 + self._num] @ self.rows.counts
+        return waits
 
     def _waits_b(self, state: Floats) -> Floats:
-        return state[:, 3 + self._num :] @ self.rows.counts
+        waits: Floats = state[:, 3 + self._num :] @ self.rows.counts
+        return waits
 
     def total_s(self, state: Floats) -> Floats:
-        return state[:, 0] + self._waits_f(state) + state[:, 2]
+        total: Floats = state[:, 0] + self._waits_f(state) + state[:, 2]
+        return total
 
     def certain(self, cut: int, state: Floats) -> tuple[Floats, Floats, Floats]:
         least = self.least
@@ -165,9 +184,11 @@ class Gpipe(Pipeline):
         return np.column_stack([forward, backward, end, state[:, 3:]])
 
     def fastest(self) -> Floats:
-        table, least = self.rows.table, self.least
-        fills = least.fill[table.start] + self.rows.fill + least.behind[table.stop]
-        return fills + np.maximum(self.rows.wait, least.wait[-1]) + least.tail[-1]
+        table, least, rows = self.rows.table, self.least, self.rows
+        by_first = least.fill[table.start] + np.maximum(rows.wait, least.wait[-1]) + least.tail[-1]
+        by_own_end = least.fill_f[table.start] + rows.wait + table.tail
+        fastest: Floats = rows.fill + least.behind[table.stop] + np.maximum(by_first, by_own_end)
+        return fastest
 
 
 class OneForward(Pipeline):
@@ -189,7 +210,8 @@ class OneForward(Pipeline):
         return np.column_stack([sent, end])
 
     def total_s(self, state: Floats) -> Floats:
-        return state[:, 1]
+        total: Floats = state[:, 1]
+        return total
 
     def certain(self, cut: int, state: Floats) -> tuple[Floats, Floats, Floats]:
         least = self.least
@@ -203,7 +225,8 @@ class OneForward(Pipeline):
     def fastest(self) -> Floats:
         table, least = self.rows.table, self.least
         whole = np.maximum(self.rows.fill + least.behind[table.stop], self.rows.busy)
-        return least.fill[table.start] + whole + least.tail[-1]
+        fastest: Floats = least.fill[table.start] + whole + least.tail[-1]
+        return fastest
 
 
 def pipeline_of(rows: Rows, least: Least) -> Pipeline:
@@ -211,25 +234,34 @@ def pipeline_of(rows: Rows, least: Least) -> Pipeline:
     return kinds[rows.table.combination.schedule](rows, least)
 
 
-def nondominated(columns: Floats, order: Ints) -> Ints:
-    """Of rows in this order, those that no kept row before them is as good as in every column."""
-    left, kept = order, []
+def nondominated(columns: Floats) -> Ints:
+    """Rows that no other row is as good as in every column; of equal rows the first.
+
+    Rows are compared in blocks in the order of the last column, then of their sum: what is as good
+    as a row in every column comes before it. A row that is better than a whole block in some column
+    need not be compared with it.
+    """
+    scaled = columns / np.maximum(np.abs(columns).max(axis=0), 1e-300)
+    left = np.lexsort((scaled.sum(axis=1), columns[:, -1]))
+    bars = columns + TINY * np.abs(columns)
+    kept = []
     while len(left):
         block, left = left[:BLOCK], left[BLOCK:]
-        worse = _no_better(columns[block], columns[block])
+        worse = _no_better(bars[block], columns[block])
         # A row is compared with the rows before it, whether those are kept or not: what makes one
         # superfluous makes the other superfluous too.
         block = block[~np.tril(worse, -1).any(axis=1)]
         kept.append(block)
-        if len(left):
-            left = left[~_no_better(columns[left], columns[block]).any(axis=1)]
+        maybe = np.flatnonzero((bars[left] >= columns[block].min(axis=0)).all(axis=1))
+        if len(maybe):
+            beaten = _no_better(bars[left[maybe]], columns[block]).any(axis=1)
+            left = np.delete(left, maybe[beaten])
     return np.concatenate(kept) if kept else np.empty(0, dtype=np.int64)
 
 
 def _no_better(these: Floats, than: Floats) -> np.ndarray:
     """Whether one of `these` (rows) is as large as one of `than` (columns) in every column."""
-    worse = np.ones((len(these), len(than)), dtype=bool)
-    for column in range(these.shape[1]):
-        bars = than[:, column]
-        worse &= these[:, column, None] >= bars - TINY * np.abs(bars)
+    worse = these[:, 0, None] >= than[:, 0]
+    for column in range(1, these.shape[1]):
+        worse &= these[:, column, None] >= than[:, column]
     return worse

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from funcpipe.errors import PlanError
 from funcpipe.partitioner.plan import Plan, StagePlan
 from funcpipe.partitioner.setting import Setting
+from funcpipe.schedule.program import PREFETCH
 
 __all__ = ["StageTimes", "plan_times", "stage_times", "tier_of"]
 
@@ -49,12 +50,20 @@ class StageTimes:
 
     @property
     def lane_f(self) -> float:
-        """The busiest lane: what each further micro-batch takes at least."""
-        return max(self.down_f or 0.0, self.compute_f, self.up_f or 0.0)
+        """The busiest lane: what each further micro-batch takes.
+
+        Or, where a hop is longer than that: at most `PREFETCH` messages wait for the compute lane,
+        so as many micro-batches take as long as one from its download to its computation.
+        """
+        return self._busiest(self.down_f, self.compute_f, self.up_f)
 
     @property
     def lane_b(self) -> float:
-        return max(self.down_b or 0.0, self.compute_b, self.up_b or 0.0)
+        return self._busiest(self.down_b, self.compute_b, self.up_b)
+
+    def _busiest(self, down: float | None, compute: float, up: float | None) -> float:
+        window = 0.0 if down is None else (down + self.hop_s + compute) / PREFETCH
+        return max(down or 0.0, compute, up or 0.0, window)
 
     def _transfers(self, lanes: tuple[float | None, ...]) -> float:
         return sum(lane + self.hop_s for lane in lanes if lane is not None)

@@ -6,10 +6,10 @@ A profile is all that planning knows of a model. `docs/profiles.md` explains the
 from __future__ import annotations
 
 import json
-import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -276,11 +276,11 @@ def _grid(owner: str, name: str, rows: object) -> Grid:
 
 def _axis(name: str, values: Sequence[float], *, whole: bool = True) -> tuple[float, ...]:
     good = all(
-        isinstance(v, int | float) and not isinstance(v, bool) and 0 < v < math.inf
+        isinstance(v, int | float) and not isinstance(v, bool) and 0 < v <= MOST_BYTES
         and (not whole or v == int(v))
         for v in values
     )  # fmt: skip
-    if not values or not good or any(b <= a for a, b in zip(values, values[1:], strict=False)):
+    if not values or not good or any(b <= a for a, b in pairwise(values)):
         kind = "whole numbers" if whole else "numbers"
         raise ProfileError(f"{name} is {list(values)!r:.80}; expected {kind} above 0 that grow")
     return tuple(int(v) if whole else float(v) for v in values)

@@ -98,7 +98,9 @@ class Least:
         for cut in range(num, 0, -1):
             here = rows.at(cut)
             np.minimum.at(behind, table.start[here], behind[cut] + rows.fill[here])
-        return Least(*sums, *most, tail, behind, next_end, next_lane)
+        fill_f, fill, per_s, per_step = sums
+        wait, lane_f = most
+        return Least(fill_f, fill, per_s, per_step, wait, lane_f, tail, behind, next_end, next_lane)
 
     @property
     def possible(self) -> bool:

@@ -42,16 +42,13 @@ class Best:
 
     value: float = math.inf
     plan: Plan | None = None
-    sweep: Sweep | None = None
+    spread = False
 
     def limit(self, time_s: Floats) -> Floats:
         return np.full(np.shape(time_s), self.value * (1 - TOLERANCE))
 
-    def offer(
-        self, time_s: float, dollars: float, value: float, rows: Callable[[], list[int]]
-    ) -> None:
-        if self.sweep is not None:
-            self.value, self.plan = value, self.sweep.table.plan(rows())
+    def offer(self, time_s: float, dollars: float, value: float, plan: Callable[[], Plan]) -> None:
+        self.value, self.plan = value, plan()
 
 
 @dataclass
@@ -59,18 +56,16 @@ class Candidates:
     """Plans whose lower bound is below the best value: those that must be simulated."""
 
     best: Best
-    table_plan: Callable[[list[int]], Plan]
     found: list[tuple[float, Plan]] = field(default_factory=list)
     overflow: float = math.inf
+    spread = False
 
     def limit(self, time_s: Floats) -> Floats:
         return self.best.limit(time_s)
 
-    def offer(
-        self, time_s: float, dollars: float, value: float, rows: Callable[[], list[int]]
-    ) -> None:
+    def offer(self, time_s: float, dollars: float, value: float, plan: Callable[[], Plan]) -> None:
         if len(self.found) < TOO_MANY:
-            self.found.append((value, self.table_plan(rows())))
+            self.found.append((value, plan()))
         else:
             self.overflow = min(self.overflow, value)
 
@@ -181,12 +176,11 @@ def solve_gpipe(sweeps: Sequence[Sweep], best: Best, check: Callable[[], None]) 
             check()
             sweep.narrow(best, rounds=2 if width == FIRST_WIDTH else 8)
             if not sweep.proven:
-                best.sweep = sweep
                 sweep.bound = max(sweep.bound, sweep.run(best, width=width, check=check))
 
 
 def solve_1f1b(
-    sweep: Sweep, problem: Problem, goal: Goal, best: Incumbent, check: Callable[[], None]
+    sweep: Sweep, problem: Problem, goal: Goal, best: Best, check: Callable[[], None]
 ) -> float:
     """Simulate the plans of a combination whose lower bound could win, best bound first.
 
@@ -195,7 +189,7 @@ def solve_1f1b(
     sweep.narrow(best)
     if sweep.proven:
         return math.inf
-    candidates = Candidates(best, sweep.table.plan)
+    candidates = Candidates(best)
     left = sweep.run(candidates, width=WIDTH_1F1B, check=check)
     sweep.proven = True
     left = min(left, candidates.overflow)

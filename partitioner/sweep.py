@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
+from functools import partial
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from funcpipe.partitioner.backend import Problem
 from funcpipe.partitioner.bounds import SLACK, Bounds, Cells
 from funcpipe.partitioner.labels import Labels, nondominated, pipeline_of
 from funcpipe.partitioner.objective import Goal
+from funcpipe.partitioner.plan import Plan
 from funcpipe.partitioner.rows import Floats, Ints, Least, Rows
 from funcpipe.partitioner.space import Combination
 
@@ -22,14 +24,26 @@ CHUNK = 1 << 17  # grown labels at a time: bounds memory
 
 
 class Incumbent(Protocol):
-    """What is known already. Only plans whose value is below `limit` at their time can matter."""
+    """What is known already. Only plans whose value is below `limit` at their time can matter.
+
+    spread: whether labels that promise plans of all times are wanted, and not only the best.
+    """
+
+    spread: bool
 
     def limit(self, time_s: Floats) -> Floats: ...
 
-    def offer(
-        self, time_s: float, dollars: float, value: float, rows: Callable[[], list[int]]
-    ) -> None:
-        """A plan of the combination at hand, and how to find its rows."""
+    def offer(self, time_s: float, dollars: float, value: float, plan: Callable[[], Plan]) -> None:
+        """A plan that is below the limit."""
+
+
+class _Pass(NamedTuple):
+    """pools: labels that wait at their cut. kept: those that were grown, which are parents."""
+
+    incumbent: Incumbent
+    check: Callable[[], None]
+    pools: dict[int, list[Labels]]
+    kept: dict[int, Labels]
 
 
 class Sweep:
@@ -55,15 +69,13 @@ class Sweep:
             return self.bound
         root = self.pipeline.root()
         num = self.rows.num_layers
-        own, wait, total = self.pipeline.certain(num, root.state)
-        cells = self._first_cells(float(total[0]))
+        ahead = self.pipeline.ahead(num, root)
+        cells = self._first_cells(float(ahead.total[0]))
         for _ in range(rounds):
             if not len(cells):
                 break
             bounds = Bounds(self.pipeline, cells)
-            alive = bounds.alive(
-                self.goal, num, own, wait, total, root.per_s, root.per_step, incumbent.limit
-            )
+            alive = bounds.alive(self.goal, num, ahead, incumbent.limit)
             self._bounds = bounds.only(alive.cell)
             least = float(alive.value.min(initial=math.inf))
             cells = self._bounds.cells
@@ -89,6 +101,13 @@ class Sweep:
         waits[0] = self.least.wait[-1]
         return Cells.grid(times, waits)
 
+    @property
+    def bounds(self) -> Bounds:
+        """Those that `narrow` came to."""
+        if self._bounds is None:
+            raise RuntimeError("narrow comes before run")
+        return self._bounds
+
     # -- passes ------------------------------------------------------------------------------
 
     def run(
@@ -100,100 +119,117 @@ class Sweep:
         often; what it raises ends the pass.
         """
         num = self.rows.num_layers
-        pools: dict[int, list[Labels]] = {num: [self.pipeline.root()]}
-        kept: dict[int, Labels] = {}
+        one = _Pass(incumbent, check, {num: [self.pipeline.root()]}, {})
         dropped = math.inf
         for cut in range(num, 0, -1):
             check()
-            labels, values = self._survivors(cut, pools.pop(cut, []), incumbent)
-            if width is not None and len(labels) > width:
-                dropped = min(dropped, float(values[width:].min()))
-                labels = labels.take(slice(0, width))
-            if not len(labels):
-                continue
-            kept[cut] = labels
-            self._grow(cut, labels, pools, kept, incumbent, check)
+            labels, left_out = self._survivors(cut, one.pools.pop(cut, []), incumbent, width)
+            dropped = min(dropped, left_out)
+            if len(labels):
+                one.kept[cut] = labels
+                self._grow(cut, labels, one)
         if width is None or dropped == math.inf:
             self.proven = True
         return dropped
 
     def _survivors(
-        self, cut: int, pool: list[Labels], incumbent: Incumbent
-    ) -> tuple[Labels, Floats]:
-        """Labels of the pool that can still win and that no other one makes superfluous, the most
-        promising first, and the least value that each can come to.
+        self, cut: int, pool: list[Labels], incumbent: Incumbent, width: int | None
+    ) -> tuple[Labels, float]:
+        """Labels of the pool that can still win and that no other one makes superfluous, at most
+        `width` of them; and the least value that one beyond the width could come to.
         """
         if not pool:
-            return self.pipeline.root().take(slice(0, 0)), np.empty(0)
+            return self.pipeline.root().take(slice(0, 0)), math.inf
         labels = Labels.join(pool)
-        values, shares = self._promise(cut, labels, incumbent)
-        alive = np.flatnonzero(np.isfinite(shares))
-        order = alive[np.argsort(shares[alive], kind="stable")]
-        # A lower bound that is no larger says nothing of the true times: 1f1b keeps all.
-        chosen = order if self.is_1f1b else nondominated(self._columns(cut, labels), order)
-        return labels.take(chosen), values[chosen]
+        values, shares, cells = self._promise(cut, labels, incumbent)
+        chosen = np.flatnonzero(np.isfinite(shares))
+        chosen = chosen[np.argsort(shares[chosen], kind="stable")]
+        if incumbent.spread and width is not None:
+            chosen = chosen[_in_turns(cells[chosen])]
+        # Few are compared with each other if few are kept anyway.
+        first, left_out = _cut(chosen, values, None if width is None else 8 * width)
+        if len(first) and not self.is_1f1b:
+            # Of 1f1b only lower bounds are known: none makes another plan superfluous.
+            some = labels.take(first)
+            first = first[np.sort(nondominated(self._columns(cut, some)))]
+        chosen, more = _cut(first, values, width)
+        left_out = min(left_out, more)
+        return labels.take(chosen), left_out
 
-    def _promise(self, cut: int, labels: Labels, incumbent: Incumbent) -> tuple[Floats, Floats]:
-        """Least value that each label can come to, and its least share of what would win at its
-        time: infinite if the label cannot.
-        """
-        assert self._bounds is not None
-        found = np.full((2, len(labels)), math.inf)
+    def _promise(self, cut: int, labels: Labels, incumbent: Incumbent) -> Floats:
+        """`Alive.by_label` of all labels."""
+        found = np.full((3, len(labels)), math.inf)
         for first in range(0, len(labels), 1 << 13):
             part = slice(first, first + (1 << 13))
             some = labels.take(part)
-            own, wait, total = self.pipeline.certain(cut, some.state)
-            alive = self._bounds.alive(
-                self.goal, cut, own, wait, total, some.per_s, some.per_step, incumbent.limit
-            )
+            ahead = self.pipeline.ahead(cut, some)
+            alive = self.bounds.alive(self.goal, cut, ahead, incumbent.limit)
             found[:, part] = alive.by_label(len(some))
-        return found[0], found[1]
+        return found
 
     def _columns(self, cut: int, labels: Labels) -> Floats:
         """What a label must be no worse in than another one to make it superfluous."""
         columns = [self.pipeline.columns(cut, labels.state)]
-        assert self._bounds is not None
-        goal, least_s = self.goal, float(self._bounds.cells.t_low.min())
+        goal, least_s = self.goal, float(self.bounds.cells.t_low.min())
         if goal.cost_weight or goal.max_cost < math.inf:
             # Dollars are T P + fees, for some T that is at least the least of all plans.
-            columns += [labels.per_s, labels.per_step + least_s * labels.per_s]
+            columns.append(labels.per_step + least_s * labels.per_s)
         num, degrees = self.rows.num_layers, self.table.combination.degrees
         if self.problem.max_stages < num:
-            columns.append(labels.stages)
+            columns.append(labels.stages.astype(np.float64))
         if self.problem.min_stages > 1:
-            columns.append(-labels.stages)
+            columns.append(-labels.stages.astype(np.float64))
         if degrees[-1] * num > self._max_functions:
-            columns.append(labels.functions)
-        return np.column_stack([one.astype(np.float64) for one in columns])
+            columns.append(labels.functions.astype(np.float64))
+        if goal.cost_weight or goal.max_cost < math.inf:
+            columns.append(labels.per_s)
+        return np.column_stack(columns)
 
-    def _grow(
-        self, cut: int, labels: Labels, pools: dict[int, list[Labels]], kept: dict[int, Labels],
-        incumbent: Incumbent, check: Callable[[], None],
-    ) -> None:  # fmt: skip
-        """All labels at `cut` with each stage that stops there, into the pools of where it starts."""
-        here = self.rows.at(cut)
-        rows = np.arange(here.start, here.stop)
+    def _grow(self, cut: int, labels: Labels, one: _Pass) -> None:
+        """All labels at `cut` with each stage that stops there, into the pools of their cuts."""
+        rows = self._useful(cut)
         if not len(rows):
             return
         step = max(1, CHUNK // len(rows))
         for first in range(0, len(labels), step):
-            check()
+            one.check()
             some = labels.take(slice(first, first + step))
             which = np.repeat(np.arange(len(some)), len(rows))
             chosen = np.tile(rows, len(some))
             keep = self._may_grow(some, which, chosen)
+            keep[keep] = self._may_win(cut, some, which[keep], chosen[keep], one.incumbent)
             new = self.pipeline.grown(some, which[keep], chosen[keep], first)
             starts = self.table.start[new.row]
             order = np.argsort(starts, kind="stable")
             edges = np.searchsorted(starts[order], np.arange(cut + 1))
-            for start in range(cut):
+            for start in np.flatnonzero(np.diff(edges)):
                 group = new.take(order[edges[start] : edges[start + 1]])
-                if not len(group):
-                    continue
                 if start:
-                    self._add(start, group, pools, incumbent)
+                    self._add(int(start), group, one)
                 else:
-                    self._complete(cut, group, kept, incumbent)
+                    self._complete(group, one)
+
+    def _useful(self, cut: int) -> Ints:
+        """Rows that stop there and that a plan of some cell may have."""
+        here = self.rows.at(cut)
+        rows = np.arange(here.start, here.stop)
+        fine = np.isfinite(self.least.fill[self.table.start[rows]])
+        return rows[fine & self.bounds.allowed[:, rows].any(axis=0)]
+
+    def _may_win(
+        self, cut: int, labels: Labels, which: Ints, rows: Ints, incumbent: Incumbent
+    ) -> np.ndarray:
+        """A quick look at labels with a stage in front, before they are made."""
+        least, goal, table = self.least, self.goal, self.table
+        start = table.start[rows]
+        own, wait, total = self.pipeline.certain(cut, labels.state)
+        begun = (own + wait)[which] + self.rows.fill[rows] + least.fill[start]
+        time = np.maximum(total[which], begun)
+        dollars = time * (labels.per_s[which] + table.per_s[rows] + least.per_s[start])
+        dollars += labels.per_step[which] + table.per_step[rows] + least.per_step[start]
+        values = goal.time_weight * time + goal.cost_weight * dollars
+        fine = (values < incumbent.limit(time)) & (time <= goal.max_time_s * SLACK)
+        return fine & (dollars <= goal.max_cost * SLACK)
 
     def _may_grow(self, labels: Labels, which: Ints, rows: Ints) -> np.ndarray:
         table, problem = self.table, self.problem
@@ -209,23 +245,20 @@ class Sweep:
                 fine[there] &= table.fits(int(place))[rows[there]]
         return fine
 
-    def _add(
-        self, start: int, group: Labels, pools: dict[int, list[Labels]], incumbent: Incumbent
-    ) -> None:
+    def _add(self, start: int, group: Labels, one: _Pass) -> None:
         """What a quick look does not rule out."""
         least, goal = self.least, self.goal
         total = self.pipeline.certain(start, group.state)[2]
         dollars = total * (group.per_s + least.per_s[start])
         dollars += group.per_step + least.per_step[start]
         values = goal.time_weight * total + goal.cost_weight * dollars
-        fine = (values < incumbent.limit(total)) & (total <= goal.max_time_s * SLACK)
+        fine = (values < one.incumbent.limit(total)) & (total <= goal.max_time_s * SLACK)
         fine &= dollars <= goal.max_cost * SLACK
         if fine.any():
-            pools.setdefault(start, []).append(group.take(fine))
+            one.pools.setdefault(start, []).append(group.take(fine))
 
-    def _complete(
-        self, cut: int, group: Labels, kept: dict[int, Labels], incumbent: Incumbent
-    ) -> None:
+    def _complete(self, group: Labels, one: _Pass) -> None:
+        incumbent = one.incumbent
         total = self.pipeline.total_s(group.state)
         dollars = total * group.per_s + group.per_step
         goal = self.goal
@@ -238,12 +271,28 @@ class Sweep:
                 continue
             incumbent.offer(
                 float(total[label]), float(dollars[label]), float(values[label]),
-                lambda label=label: self._path(group, int(label), kept),
+                partial(self._plan, group, int(label), one.kept),
             )  # fmt: skip
 
-    def _path(self, group: Labels, label: int, kept: dict[int, Labels]) -> list[int]:
+    def _plan(self, group: Labels, label: int, kept: dict[int, Labels]) -> Plan:
         rows, parent = [int(group.row[label])], int(group.parent[label])
         while (cut := int(self.table.stop[rows[-1]])) != self.rows.num_layers:
             rows.append(int(kept[cut].row[parent]))
             parent = int(kept[cut].parent[parent])
-        return rows
+        return self.table.plan(rows)
+
+
+def _cut(chosen: Ints, values: Floats, most: int | None) -> tuple[Ints, float]:
+    """The first `most`, and the least value of the others."""
+    if most is None:
+        return chosen, math.inf
+    return chosen[:most], float(values[chosen[most:]].min(initial=math.inf))
+
+
+def _in_turns(groups: Floats) -> Ints:
+    """The first of each group, then the second of each, and so on."""
+    order = np.argsort(groups, kind="stable")
+    _, first, size = np.unique(groups[order], return_index=True, return_counts=True)
+    rank = np.empty(len(groups), dtype=np.int64)
+    rank[order] = np.arange(len(groups)) - np.repeat(first, size)
+    return np.argsort(rank, kind="stable")

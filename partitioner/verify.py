@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from funcpipe.errors import PlanError, SolverError
 from funcpipe.partitioner.backend import Problem
 from funcpipe.partitioner.cost import MB, Estimate, evaluate
@@ -28,31 +30,7 @@ def verified(problem: Problem, goal: Goal, plan: Plan, *, solver: str) -> Estima
 
 def faults(problem: Problem, goal: Goal, plan: Plan, estimate: Estimate) -> list[str]:
     """Everything that the plan breaks, in words."""
-    setting, space = problem.setting, problem.space
-    found = []
-    tiers = space.tiers(setting)
-    for number, (stage, told) in enumerate(zip(plan.stages, estimate.stages, strict=True)):
-        owner = f"stage {number}"
-        if told.memory_mb not in tiers:
-            found.append(f"{owner} has {told.memory_mb} MB, which is not to be chosen from")
-        if not told.fits:
-            found.append(
-                f"{owner} needs {told.memory.total / MB:.0f} MB and has {told.memory_mb} MB"
-            )
-        if stage.replicas not in space.degrees:
-            found.append(f"{owner} has degree {stage.replicas}, which is not to be chosen from")
-        if stage.recompute != (space.recompute == "always") and space.recompute != "choose":
-            found.append(f"{owner}: recomputation is {stage.recompute}")
-    if not space.per_stage and len(set(plan.degrees)) > 1:
-        found.append(f"its stages have different degrees: {plan.degrees}")
-    if not problem.min_stages <= len(plan.stages) <= problem.max_stages:
-        found.append(f"it has {len(plan.stages)} stages")
-    if problem.max_functions is not None and plan.num_functions > problem.max_functions:
-        found.append(f"it has {plan.num_functions} functions of at most {problem.max_functions}")
-    if plan.micro_batch_size not in space.sizes(setting):
-        found.append(f"micro-batches of {plan.micro_batch_size} are not to be chosen from")
-    if plan.schedule not in space.schedules or plan.sync not in space.sync:
-        found.append(f"{plan.schedule} with {plan.sync} is not to be chosen from")
+    found = [*_faults_of_stages(problem, plan, estimate), *_faults_of_plan(problem, plan)]
     if max(plan.degrees) > estimate.num_micro_batches:
         found.append(f"degree {max(plan.degrees)} for {estimate.num_micro_batches} micro-batches")
     if not goal.allows(estimate.step_s, estimate.dollars):
@@ -60,3 +38,31 @@ def faults(problem: Problem, goal: Goal, plan: Plan, estimate: Estimate) -> list
             f"a step takes {estimate.step_s:.6g} s and {estimate.dollars:.6g} dollars, over a bound"
         )
     return found
+
+
+def _faults_of_stages(problem: Problem, plan: Plan, estimate: Estimate) -> Iterator[str]:
+    space, tiers = problem.space, problem.space.tiers(problem.setting)
+    for number, (stage, told) in enumerate(zip(plan.stages, estimate.stages, strict=True)):
+        owner = f"stage {number}"
+        if told.memory_mb not in tiers:
+            yield f"{owner} has {told.memory_mb} MB, which is not to be chosen from"
+        if not told.fits:
+            yield f"{owner} needs {told.memory.total / MB:.0f} MB and has {told.memory_mb} MB"
+        if stage.replicas not in space.degrees:
+            yield f"{owner} has degree {stage.replicas}, which is not to be chosen from"
+        if space.recompute not in ("choose", "always" if stage.recompute else "never"):
+            yield f"{owner}: recomputation is {stage.recompute}"
+
+
+def _faults_of_plan(problem: Problem, plan: Plan) -> Iterator[str]:
+    space, setting = problem.space, problem.setting
+    if not space.per_stage and len(set(plan.degrees)) > 1:
+        yield f"its stages have different degrees: {plan.degrees}"
+    if not problem.min_stages <= len(plan.stages) <= problem.max_stages:
+        yield f"it has {len(plan.stages)} stages"
+    if problem.max_functions is not None and plan.num_functions > problem.max_functions:
+        yield f"it has {plan.num_functions} functions of at most {problem.max_functions}"
+    if plan.micro_batch_size not in space.sizes(setting):
+        yield f"micro-batches of {plan.micro_batch_size} are not to be chosen from"
+    if plan.schedule not in space.schedules or plan.sync not in space.sync:
+        yield f"{plan.schedule} with {plan.sync} is not to be chosen from"

@@ -10,6 +10,7 @@ one degree d for all that is (ceil(M / d) - 1) x the slowest lane.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from funcpipe.errors import PlanError
 
@@ -41,7 +42,7 @@ def check_chain(degrees: Sequence[int]) -> tuple[int, ...]:
     Then the knapsack has a closed form, which is linear (`counts_of`); PlanError otherwise.
     """
     chosen = tuple(sorted(set(degrees)))
-    for low, high in zip(chosen, chosen[1:], strict=False):
+    for low, high in pairwise(chosen):
         if high % low:
             raise PlanError(
                 f"degrees {', '.join(map(str, chosen))} per stage: {low} does not divide {high}; "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from funcpipe.errors import PlanError, PlatformError, StoreError
+from funcpipe.partitioner.figures import as_text
 from funcpipe.partitioner.plan import Plan
 
 __all__ = ["PLATFORMS", "RunOptions"]
@@ -77,7 +77,7 @@ class RunOptions:
         if isinstance(chosen.get("emulate"), Path):
             chosen["emulate"] = str(chosen["emulate"])
         if isinstance(chosen.get("set"), Mapping):
-            chosen["set"] = {path: _as_text(value) for path, value in chosen["set"].items()}
+            chosen["set"] = {path: as_text(value) for path, value in chosen["set"].items()}
         if chosen.get("run_dir") is not None:
             chosen["run_dir"] = Path(chosen["run_dir"])
         return RunOptions(**chosen)
@@ -106,6 +106,11 @@ class RunOptions:
         self._check_emulation()
         if self.in_flight is not None and self.schedule != "1f1b" and self.plan is None:
             raise PlanError("in_flight belongs to the schedule 1f1b: choose that, or leave it out")
+        if isinstance(self.plan, Plan) and any(stage.recompute for stage in self.plan.stages):
+            raise PlanError(
+                "the plan computes activations again in the backward (`recompute`), which funcpipe "
+                "cannot run yet; plan again with --recompute never"
+            )
         chosen = [name for name in _PLANNED if getattr(self, name) is not None]
         if self.plan is not None and chosen:
             raise PlanError(
@@ -142,13 +147,6 @@ class RunOptions:
                 f"{' and '.join(given)} with emulate='none', which stands for no platform and no "
                 "limits: choose a platform, or leave the rest out"
             )
-
-
-def _as_text(value: object) -> object:
-    """A figure as the command line would give it."""
-    if value is None or isinstance(value, bool | int | float | list | tuple):
-        return json.dumps(value)
-    return value
 
 
 def _check_store(store: str, *, remote: bool) -> None:

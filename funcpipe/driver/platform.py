@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from funcpipe.errors import PlanError
 from funcpipe.partitioner.plan import Plan
 from funcpipe.partitioner.platform import PlatformSpec, load_platform
 
-__all__ = ["dilation_for", "host_for", "platform_of", "sized"]
+__all__ = ["dilation_for", "host_for", "plan_caveats", "platform_of", "sized"]
 
 
 def platform_of(options: RunOptions) -> PlatformSpec:
@@ -56,6 +56,29 @@ def sized(plan: Plan, platform: PlatformSpec, memory_mb: Sequence[int] | None) -
         )
     stages = zip(plan.stages, chosen, strict=True)
     return replace(plan, stages=tuple(replace(stage, memory_mb=size) for stage, size in stages))
+
+
+def plan_caveats(options: RunOptions, platform: PlatformSpec, batch_size: int) -> Iterator[str]:
+    """In what this run differs from the one that the user's plan was made for.
+
+    batch_size: the job's.
+    """
+    if options.plan is None:
+        return
+    sizes = [stage.memory_mb for stage in options.plan.stages if stage.memory_mb is not None]
+    if sizes and not platform.limited:
+        yield "the plan's memory sizes do nothing here: no platform is emulated"
+    told = options.plan.predicted or {}
+    if platform.limited and told.get("platform", platform.name) != platform.name:
+        yield (
+            f"the plan was made for {told['platform']}, and {platform.name} is emulated: it may "
+            "not be the best one there"
+        )
+    if told.get("batch_size", batch_size) != batch_size:
+        yield (
+            f"the plan was made for batches of {told['batch_size']} samples, and the job has "
+            f"{batch_size}: it may not be the best one"
+        )
 
 
 def dilation_for(

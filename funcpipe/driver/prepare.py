@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from funcpipe import bundle
 from funcpipe.control import Control, publish
 from funcpipe.driver.options import RunOptions
-from funcpipe.driver.platform import platform_of, sized
+from funcpipe.driver.platform import plan_caveats, platform_of, sized
 from funcpipe.errors import JobError, PlanError
 from funcpipe.invocation import RunSpec, shape_of
 from funcpipe.job import Job
@@ -100,7 +100,7 @@ def prepare(loaded: LoadedJob, options: RunOptions) -> Prepared:
         settings={"job": job_settings(job), "optimizers": optimizers, "data": sample.prints},
         platform=platform,
         largest=largest_objects(plan, chain, [one.output_bytes / sample.size for one in weights]),
-        caveats=tuple(caveats(chain)),
+        caveats=(*caveats(chain), *plan_caveats(options, platform, job.batch_size)),
     )
 
 
@@ -238,7 +238,7 @@ def upload(
         root=root,
         attempt=1,
         control_version=1,
-        plan=plan,
+        plan=replace(plan, predicted=None),  # of no use to functions
         trains=prepared.trains,
         entry=prepared.packed.entry,
         digest=prepared.packed.digest,

@@ -15,7 +15,7 @@ from funcpipe.errors import revive
 from funcpipe.partitioner.pricing import Bill
 from funcpipe.report.bill import bill_tables
 from funcpipe.report.summary import FunctionSummary, Summary
-from funcpipe.report.units import format_bytes, format_dollars
+from funcpipe.report.units import format_bytes, format_dollars, format_number
 
 __all__ = ["WIDTH", "print_summary", "summary_text"]
 
@@ -104,6 +104,7 @@ def _fact_rows(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "cost", _cost(summary, Bill.from_dict(summary.bill))
     yield "job", f"{summary.job}, {_counted(summary.epochs, 'epoch')}"
     yield "plan", _plan_text(summary.plan)
+    yield from _predicted(summary.plan.get("predicted"))
     yield "ran on", f"{summary.platform}, store {summary.store}"
     yield from _emulation_rows(summary.emulation or {})
     if not summary.if_absent:
@@ -179,6 +180,21 @@ def _plan_text(plan: Mapping[str, Any]) -> str:
     if "sync" in plan:
         parts.append(f"{plan['sync']} synchronisation")
     return ", ".join(parts) or "none"
+
+
+def _predicted(told: object) -> Iterator[tuple[str, str]]:
+    """What the planner said of the plan; its file may be anyone's, so only numbers are shown."""
+    if not isinstance(told, Mapping):
+        return
+    step_s, dollars = told.get("step_s"), told.get("dollars")
+    parts = []
+    if isinstance(step_s, int | float):
+        parts.append(f"step {format_number(step_s)} s")
+    if isinstance(dollars, int | float):
+        parts.append(f"{format_dollars(dollars)} per step")
+    if parts:
+        where = f" on {told['platform']}" if "platform" in told else ""
+        yield "predicted", ", ".join(parts) + where
 
 
 def _joined(numbers: Sequence[int]) -> str:

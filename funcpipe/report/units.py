@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["format_bytes", "format_dollars", "places_of"]
+__all__ = ["format_bytes", "format_dollars", "format_number", "places_of"]
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _DIGITS = 3
@@ -40,3 +40,15 @@ def places_of(dollars: float, *, digits: int = _DIGITS) -> int:
     # Rounded first: 0.09996 is 0.100 and has one leading zero less than it seems.
     rounded = float(f"{dollars:.{digits - 1}e}")
     return max(2, digits - 1 - math.floor(math.log10(rounded)))
+
+
+def format_number(number: float, *, digits: int = _DIGITS) -> str:
+    """So many significant digits, all digits before the point, never an exponent.
+
+    0.00123, 0.120, 12.3, 1,235; 0 is 0.
+    """
+    if number == 0 or not math.isfinite(number):
+        return f"{number:g}"
+    rounded = float(f"{number:.{digits - 1}e}")
+    places = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
+    return f"{number:,.{places}f}"

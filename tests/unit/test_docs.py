@@ -15,9 +15,12 @@ from typing import Any
 import pytest
 
 from funcpipe import cli
+from funcpipe.cli_plan_options import OPTIONS as PLANNED
 from funcpipe.driver.options import RunOptions
 from funcpipe.emulator.server import KINDS, OPEN_DOORS
+from funcpipe.partitioner.plan import Plan
 from funcpipe.partitioner.platform import load_platform
+from funcpipe.planning import PlanOptions
 from funcpipe.report.summary import read_summary
 from funcpipe.report.text import summary_text
 from funcpipe.schedule.count import requests_per_step
@@ -60,7 +63,8 @@ def blocks(text: str) -> Iterator[Block]:
 
 
 def marked(mark: str, text: str = README) -> list[Block]:
-    found = [block for block in blocks(text) if block.mark.partition(": ")[2].startswith(mark)]
+    names = [(block, block.mark.partition(": ")[2].split()) for block in blocks(text)]
+    found = [block for block, words in names if words[:1] == [mark]]
     assert found, f"no block is marked {mark!r}"
     return found
 
@@ -117,6 +121,27 @@ def test_what_the_readme_shows_works(tmp_path: Path) -> None:
     told = set(map(shape_of_line, emulated.stderr.splitlines()))
     lines = [shape_of_line(line) for line in progress.text.splitlines()]
     assert {line for line in lines if line.startswith("N s ")} <= told
+
+
+def test_what_the_readme_plans_is_what_comes(tmp_path: Path) -> None:
+    # Given the clone's examples, and the README's script
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (script,) = marked("planning")
+    (tmp_path / "choose.py").write_text(script.text, encoding="utf-8")
+    # When all that it says is planned
+    lines = [line for block in marked("plan") for line in block.commands]
+    done = {line: run(line, tmp_path) for line in [*lines, "python choose.py"]}
+    # Then it works, and the first plan is the one that is shown, but for the time that it took
+    assert {line: one.stderr for line, one in done.items() if one.returncode != 0} == {}
+    (shown,) = marked("planned")
+    assert without_seconds(done[lines[0]].stdout) == without_seconds(shown.text)
+    assert Plan.load(tmp_path / "plan.json").num_layers == 11
+    assert re.match(r"\d+ functions: ", done["python choose.py"].stdout)
+
+
+def without_seconds(text: str) -> str:
+    """Of the search."""
+    return re.sub(r"^(found by .* in) .* s$", r"\1 N s", text, flags=re.M)
 
 
 def assert_rows_of(real: str, shown: str, *, at_least: int) -> None:
@@ -193,7 +218,11 @@ def command_lines(text: str) -> list[str]:
 def test_every_command_is_understood(path: Path) -> None:
     for line in command_lines(path.read_text(encoding="utf-8")):
         arguments = cli.build_parser().parse_args(shlex.split(line)[1:])
-        RunOptions.of({n: getattr(arguments, n) for n in cli.OPTIONS if hasattr(arguments, n)})
+        command = shlex.split(line)[1]
+        names, options = {"train": (cli.OPTIONS, RunOptions), "plan": (PLANNED, PlanOptions)}.get(
+            command, ((), PlanOptions)
+        )
+        options.of({name: getattr(arguments, name) for name in names if hasattr(arguments, name)})
         if hasattr(arguments, "job") and arguments.job.startswith("examples/"):
             assert (ROOT / arguments.job).is_file()
 
@@ -210,7 +239,7 @@ def test_the_options_in_the_text_exist() -> None:
     parsed = "".join(
         path.read_text(encoding="utf-8") for path in (ROOT / "funcpipe").glob("cli*.py")
     )
-    known = {"--" + name.replace("_", "-") for name in cli.OPTIONS} | {"--help"}
+    known = {"--" + name.replace("_", "-") for name in (*cli.OPTIONS, *PLANNED)} | {"--help"}
     known |= set(re.findall(r'"(--[a-z-]+)"', parsed))
     ours = re.sub(r"systemd-run .*?\bfuncpipe", "", README, flags=re.S)
     used = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", ours))

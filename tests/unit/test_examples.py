@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -197,3 +198,48 @@ def test_what_the_document_says_of_the_platform_is_so() -> None:
     assert (ours.time.limit_s, ours.invocation.concurrency) == (None, 24)
     assert {ours.cores(3584), ours.cores(4096)} == {1, 2}
     assert (ours.price.put, ours.price.granularity_ms, ours.price.currency) == (0, 1000, "EUR")
+
+
+@pytest.mark.parametrize("name", ["digits", "bert-large"])
+def test_the_profiles_can_be_planned_for(name: str) -> None:
+    profile = fp.ModelProfile.load(EXAMPLES / "plan" / f"{name}.json")
+    assert profile.name == name
+    assert "measure.py" in profile.source
+    assert fp.plan(profile, micro_batch_sizes=8, degrees=1).num_layers == profile.num_layers
+
+
+def test_the_profile_of_digits_is_what_its_script_measures(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Given the script, which imports the job of another example
+    path = EXAMPLES / "plan" / "measure.py"
+    spec = importlib.util.spec_from_file_location("example_plan", path)
+    assert spec is not None
+    assert spec.loader is not None
+    measure = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "example_plan", measure)
+    spec.loader.exec_module(measure)
+    monkeypatch.setattr(measure, "TRIES", 1)
+    threads = torch.get_num_threads()
+    # When it measures anew
+    try:
+        measure.main("digits")
+    finally:
+        torch.set_num_threads(threads)
+    # Then all but the times is what lies there
+    found, known = (
+        without_times(json.loads(text))
+        for text in (
+            capsys.readouterr().out,
+            (EXAMPLES / "plan" / "digits.json").read_text(encoding="utf-8"),
+        )
+    )
+    assert found == known
+
+
+def without_times(profile: dict[str, Any]) -> dict[str, Any]:
+    layers = [
+        {name: value for name, value in layer.items() if not name.endswith("_s")}
+        for layer in profile["layers"]
+    ]
+    return {**profile, "layers": layers, "source": ""}

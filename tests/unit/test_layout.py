@@ -18,7 +18,7 @@ MAX_LINES = {"funcpipe": 400, "examples": 400, "tests": 600}
 # Who may import whom inside funcpipe. A part is a module or sub-package right below `funcpipe`;
 # "part.module" allows that one module only. Everybody may import `errors`, and itself.
 ARROWS: dict[str, str] = {
-    "": "api job locate report",
+    "": "api job locate partitioner.plan partitioner.profile report",
     "__main__": "cli",
     "errors": "",
     "clock": "",
@@ -42,14 +42,17 @@ ARROWS: dict[str, str] = {
     "worker": "bundle clock control invocation job keys model partitioner.plan passes sameness "
     "schedule store sync usercode wire",
     "functions": "worker",
-    "report": "partitioner.pricing schedule",
+    "planning": "partitioner",
+    "report": "partitioner schedule",
     "deploy": "bundle driver.host keys partitioner store",
     "emulator": "clock driver.host keys partitioner store worker.context",
     "driver": "bundle clock control deploy emulator invocation job keys locate model partitioner "
     "passes report sameness schedule store sync usercode wire",
-    "api": "bundle driver job locate model partitioner report store usercode",
-    "cli": "api cli_doctor cli_options cli_platforms report",
+    "api": "bundle driver job locate model partitioner planning report store usercode",
+    "cli": "api cli_doctor cli_options cli_plan cli_platforms report",
     "cli_options": "",
+    "cli_plan": "cli_plan_options partitioner planning report",
+    "cli_plan_options": "cli_options",
     "cli_platforms": "partitioner.curve partitioner.figures partitioner.platform",
     "cli_doctor": "emulator.doctor",
 }
@@ -67,6 +70,7 @@ SDK_USERS = ("store/s3*.py", "store/oss*.py", "deploy/*.py", "emulator/server.py
 # What `import` of these brings must hold neither torch, nor an SDK, nor a solver.
 LIGHT_PACKAGES = ("", ".partitioner", ".schedule", ".store", ".report", ".deploy", ".functions")
 LIGHT_MODULES = (".job", ".locate", ".bundle", ".cli", ".api", ".sync.plan", ".emulator.server")
+LIGHT_MODULES += (".planning", ".partitioner.planner", ".report.plan_text", ".report.front_text")
 
 
 @dataclass(frozen=True)

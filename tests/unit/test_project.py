@@ -122,6 +122,7 @@ def test_ci_runs_the_test_command() -> None:
         "bench",
         "bench-step",
         "bench-emulator",
+        "bench-plan",
         "pr",
         "clean",
     ],

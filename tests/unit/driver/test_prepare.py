@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -223,11 +224,48 @@ def test_control_object_bundle_layers_and_manifest_are_stored_once_each(file: Pa
 def test_functions_are_told_what_was_prepared(file: Path) -> None:
     one = prepared_of(file, stages=2, replicas=(2, 1), steps=3)
     _, spec, _ = uploaded(one)
-    assert spec.plan is one.plan
+    assert spec.plan == one.plan
     assert (spec.num_train, spec.num_eval, spec.num_steps) == (10, 3, 3)
     assert (spec.entry, spec.digest) == (one.packed.entry, one.packed.digest)
     assert (spec.if_absent, spec.report_every, spec.trains) == (False, 5, one.trains)
     assert spec.shape.degrees == (2, 1)
+
+
+def planned_for(**predicted: Any) -> Plan:
+    stage = StagePlan(first_layer=0, stop_layer=4, memory_mb=1769)
+    return Plan(stages=(stage,), micro_batch_size=2, predicted=predicted)
+
+
+def test_functions_are_not_told_what_was_predicted(file: Path) -> None:
+    one = prepared_of(file, plan=planned_for(step_s=1.5))
+    _, spec, _ = uploaded(one)
+    assert one.plan.predicted == {"step_s": 1.5}
+    assert spec.plan.predicted is None
+
+
+@pytest.mark.parametrize(
+    ("predicted", "options", "told"),
+    [
+        ({"platform": "aws-lambda", "batch_size": 8}, {}, []),
+        ({}, {}, []),
+        ({"platform": "aliyun-fc"}, {}, ["made for aliyun-fc, and aws-lambda is emulated"]),
+        ({"batch_size": 64}, {}, ["made for batches of 64 samples, and the job has 8"]),
+        ({"platform": "aliyun-fc"}, {"emulate": "none"}, ["memory sizes do nothing here"]),
+    ],
+)
+def test_what_a_plan_was_not_made_for_is_told(
+    file: Path, predicted: dict[str, Any], options: dict[str, Any], told: list[str]
+) -> None:
+    found = prepared_of(file, plan=planned_for(**predicted), **options).caveats
+    assert len(found) == len(told)
+    assert all(part in text for part, text in zip(told, found, strict=True))
+
+
+def test_a_plan_that_recomputes_is_refused() -> None:
+    plan = planned_for()
+    again = replace(plan, stages=(replace(plan.stages[0], recompute=True),))
+    with pytest.raises(PlanError, match="--recompute never"):
+        RunOptions(plan=again)
 
 
 def test_a_model_that_must_be_built_whole_is_said_so(file: Path) -> None:

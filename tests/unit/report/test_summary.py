@@ -260,3 +260,20 @@ def test_colours_are_for_terminals_only() -> None:
     print_summary(DONE, Console(file=pipe, force_terminal=False))
     assert "\x1b[" in terminal.getvalue()
     assert pipe.getvalue() == GOLDEN_DONE
+
+
+@pytest.mark.parametrize(
+    ("predicted", "shown"),
+    [
+        ({"step_s": 0.4321, "dollars": 0.0012, "platform": "aws-lambda"},
+         "predicted      step 0.432 s, $0.00120 per step on aws-lambda\n"),
+        ({"step_s": 2}, "predicted      step 2.00 s\n"),
+        ({"step_s": "soon", "platform": "x"}, ""),
+        (None, ""),
+        ([1], ""),
+    ],
+)  # fmt: skip
+def test_what_was_predicted_is_beside_what_came(predicted: Any, shown: str) -> None:
+    text = summary_text(dataclasses.replace(DONE, plan={**PLAN, "predicted": predicted}))
+
+    assert (shown in text) if shown else ("predicted" not in text)

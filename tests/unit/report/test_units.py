@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from funcpipe.report.units import format_bytes, format_dollars, places_of
+from funcpipe.report.units import format_bytes, format_dollars, format_number, places_of
 
 
 @pytest.mark.parametrize(
@@ -57,3 +59,25 @@ def test_places_are_those_of_the_digits_that_are_wanted() -> None:
         3,
         2,
     ]
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0"),
+        (0.0000123456, "0.0000123"),
+        (0.09996, "0.100"),
+        (1, "1.00"),
+        (12.34, "12.3"),
+        (999.9, "1,000"),
+        (1234.5, "1,234"),
+        (-0.5, "-0.500"),
+        (math.inf, "inf"),
+    ],
+)
+def test_numbers_have_three_significant_digits_and_no_exponent(number: float, text: str) -> None:
+    assert format_number(number) == text
+
+
+def test_numbers_may_have_fewer_digits() -> None:
+    assert format_number(1.23, digits=2) == "1.2"

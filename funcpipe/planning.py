@@ -1,0 +1,290 @@
+"""From what a user asks of the planner to its answers: checked keywords, a profile read, a search.
+
+The command line and `funcpipe.api` both go through here; neither torch nor a job is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from funcpipe.errors import PlanError, PlatformError
+from funcpipe.partitioner.figures import as_text, near
+from funcpipe.partitioner.objective import Objective
+from funcpipe.partitioner.platform import PlatformSpec
+from funcpipe.partitioner.profile import ModelProfile
+from funcpipe.partitioner.setting import Setting
+from funcpipe.partitioner.space import Space
+
+if TYPE_CHECKING:
+    from funcpipe.partitioner.baselines import Baseline
+    from funcpipe.partitioner.importers import Scale
+    from funcpipe.partitioner.merge import Merged
+    from funcpipe.partitioner.planner import Answer, Front
+
+__all__ = ["PlanOptions", "Question", "question"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """platform: a name that `funcpipe platforms` lists, a file or a `PlatformSpec`; set: figures of
+    it to change. objective: `min-time`, `min-cost`, `weighted:ALPHA`, `raw:ALPHA`, or an
+    `Objective`; max_time_s, max_cost: bounds for a step, in seconds and dollars.
+
+    batch_size: samples of a step (None: the profile's). num_steps: of the run, over which cold
+    starts are spread (None: they are left out). From micro_batch_sizes to max_stages: the fields
+    of `Space`, what may be chosen. merge: plan for so many layers, neighbours put together.
+    solver, time_limit_s: how, and how long, to search (None: to the end).
+
+    format: whose profile a file holds. samples, slowdown, parallel, profile_vcpus,
+    optimizer_factor: what a profile that others published does not say; see
+    `funcpipe.partitioner.importers.Scale`.
+    """
+
+    platform: str | Path | PlatformSpec = "aws-lambda"
+    set: Mapping[str, str] = field(default_factory=dict)
+    objective: str | Objective = "min-cost"
+    max_time_s: float | None = None
+    max_cost: float | None = None
+    batch_size: int | None = None
+    num_steps: int | None = None
+    micro_batch_sizes: tuple[int, ...] | None = None
+    degrees: tuple[int, ...] = Space.degrees
+    per_stage: bool = False
+    schedules: tuple[str, ...] = Space.schedules
+    depths: tuple[int, ...] = Space.depths
+    recompute: str = Space.recompute
+    sync: tuple[str, ...] = Space.sync
+    tiers_mb: tuple[int, ...] | None = None
+    max_functions: int | None = None
+    min_stages: int = Space.min_stages
+    max_stages: int | None = None
+    merge: int | None = None
+    solver: str = "auto"
+    time_limit_s: float | None = 60.0
+    format: str = "auto"
+    samples: int | None = None
+    slowdown: float | None = None
+    parallel: float | None = None
+    profile_vcpus: tuple[float, ...] | None = None
+    optimizer_factor: float | None = None
+
+    @staticmethod
+    def of(fields: Mapping[str, Any]) -> PlanOptions:
+        """From keywords: an unknown one is named; lists, and single values of them, are taken."""
+        known = PlanOptions.__dataclass_fields__
+        for name in fields:
+            if name not in known:
+                raise PlanError(f"unknown option {name!r}{near(str(name), known)}")
+        chosen = dict(fields)
+        for name in _SEVERAL:
+            if name in chosen:
+                chosen[name] = _several(name, chosen[name])
+        if isinstance(chosen.get("set"), Mapping):
+            chosen["set"] = {path: as_text(value) for path, value in chosen["set"].items()}
+        return PlanOptions(**chosen)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.set, Mapping) or not all(
+            isinstance(text, str) for pair in self.set.items() for text in pair
+        ):
+            raise PlatformError(
+                f"set is {self.set!r:.80}; figures to change are given as a mapping, such as "
+                '{"network.latency_s": 0.05}'
+            )
+        if not isinstance(self.per_stage, bool):
+            raise PlanError(f"per_stage is {self.per_stage!r}; expected True or False")
+        if not isinstance(self.platform, str | Path | PlatformSpec):
+            raise PlatformError(
+                f"the platform is {self.platform!r:.60}; expected a name that `funcpipe "
+                "platforms` lists, or the path of a platform file"
+            )
+        _above_0("merge", self.merge, whole=True)
+        _above_0("time_limit_s", self.time_limit_s)
+
+    @property
+    def bounded_objective(self) -> Objective:
+        """What the plan is to be best at, with the bounds."""
+        bounds = {
+            name: value
+            for name in ("max_time_s", "max_cost")
+            if (value := getattr(self, name)) is not None
+        }
+        if isinstance(self.objective, Objective):
+            return replace(self.objective, **bounds)
+        if not isinstance(self.objective, str):
+            raise PlanError(
+                f"objective is {self.objective!r:.60}; expected a text such as min-cost"
+            )
+        return Objective.parse(self.objective, **bounds)
+
+    @property
+    def space(self) -> Space:
+        return Space(**{name: getattr(self, name) for name in Space.__dataclass_fields__})
+
+    @property
+    def scale(self) -> Scale | None:
+        """None if nothing was said of how a published profile is to be read."""
+        from funcpipe.partitioner.importers import Scale
+
+        told = {name: getattr(self, ours) for name, ours in _SCALE.items()}
+        told = {name: value for name, value in told.items() if value is not None}
+        return Scale(**told) if told else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is to be planned. merged: what the search sees instead of the setting's profile."""
+
+    setting: Setting
+    space: Space
+    objective: Objective
+    solver: str
+    time_limit_s: float | None
+    merged: Merged | None = None
+
+    def answer(self) -> Answer:
+        """The best plan; `Infeasible` says why there is none."""
+        from funcpipe.partitioner.planner import plan_for
+
+        found = plan_for(
+            self.searched,
+            objective=self.objective,
+            space=self.space,
+            solver=self.solver,
+            time_limit_s=self.time_limit_s,
+        )
+        return self._expanded(found)
+
+    def front(self) -> Front:
+        """All plans than which none is both faster and cheaper, within the objective's bounds."""
+        from funcpipe.partitioner.planner import pareto_front
+
+        found = pareto_front(
+            self.searched,
+            objective_bounds=self.objective,
+            space=self.space,
+            time_limit_s=self.time_limit_s,
+        )
+        answers = tuple(self._expanded(answer) for answer in found.answers)
+        return replace(found, answers=answers, notes=(*found.notes, *self._notes))
+
+    def baselines(self, answer: Answer) -> list[Baseline]:
+        """What others would choose, by the same model, the same goal and all layers."""
+        from funcpipe.partitioner.backend import Problem
+        from funcpipe.partitioner.baselines import compare
+
+        return compare(Problem(setting=self.setting, space=self.space), answer.goal)
+
+    @property
+    def searched(self) -> Setting:
+        if self.merged is None:
+            return self.setting
+        return replace(self.setting, profile=self.merged.profile)
+
+    def _expanded(self, answer: Answer) -> Answer:
+        """With the layers as they were, which changes no figure."""
+        from funcpipe.partitioner.cost import evaluate
+
+        if self.merged is None:
+            return answer
+        plan = self.merged.expand(answer.plan)
+        notes = (*answer.notes, *self._notes)
+        return replace(answer, plan=plan, estimate=evaluate(self.setting, plan), notes=notes)
+
+    @property
+    def _notes(self) -> tuple[str, ...]:
+        if self.merged is None:
+            return ()
+        return (
+            f"{self.merged.original.num_layers} layers were put together to "
+            f"{self.merged.profile.num_layers}: what is said of the best plan holds for cuts "
+            "between these",
+        )
+
+
+def question(profile: ModelProfile | str | Path, options: PlanOptions) -> Question:
+    """Read what is to be read, and check all that can be without a search."""
+    from funcpipe.partitioner.planner import make_setting
+
+    space, objective = options.space, options.bounded_objective
+    setting = make_setting(
+        read_profile(profile, options),
+        options.platform,
+        batch_size=options.batch_size,
+        num_steps=options.num_steps,
+        changes=options.set,
+    )
+    asked = Question(
+        setting=setting,
+        space=space,
+        objective=objective,
+        solver=options.solver,
+        time_limit_s=options.time_limit_s,
+        merged=_merged(setting.profile, options.merge),
+    )
+    # Each raises what is wrong with what it looks at, before anything is searched.
+    for check in (space.sizes, space.tiers, space.most_stages):
+        check(asked.searched)
+    return asked
+
+
+def read_profile(profile: ModelProfile | str | Path, options: PlanOptions) -> ModelProfile:
+    """As it is, or from its file."""
+    if isinstance(profile, ModelProfile):
+        return profile
+    if not isinstance(profile, str | Path):
+        raise PlanError(
+            f"the profile is a {type(profile).__name__}; expected a ModelProfile or the path of one"
+        )
+    from funcpipe.partitioner.importers import load_profile
+
+    return load_profile(Path(profile), format=options.format, scale=options.scale)
+
+
+def _merged(profile: ModelProfile, target: int | None) -> Merged | None:
+    """None if there is nothing to put together."""
+    if target is None or target >= profile.num_layers:
+        return None
+    from funcpipe.partitioner.merge import merge
+
+    return merge(profile, target)
+
+
+# -- checking --------------------------------------------------------------------------------
+
+_SEVERAL = (
+    "micro_batch_sizes",
+    "degrees",
+    "schedules",
+    "depths",
+    "sync",
+    "tiers_mb",
+    "profile_vcpus",
+)
+_SCALE = {
+    "samples": "samples",
+    "slowdown": "slowdown",
+    "parallel": "parallel",
+    "vcpus": "profile_vcpus",
+    "optimizer_factor": "optimizer_factor",
+}
+
+
+def _several(name: str, value: object) -> object:
+    """A tuple of what may be given as one value, a list or a tuple; anything else as it is."""
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        return (value,)
+    if value is None or isinstance(value, list | tuple):
+        return value if value is None else tuple(value)
+    raise PlanError(f"{name} is {value!r:.60}; expected one value, or a list of them")
+
+
+def _above_0(name: str, value: object, *, whole: bool = False) -> None:
+    kinds = int if whole else int | float
+    good = isinstance(value, kinds) and not isinstance(value, bool)
+    if value is not None and not (good and value > 0):  # type: ignore[operator]
+        kind = "a whole number from 1" if whole else "a number above 0"
+        raise PlanError(f"{name} is {value!r:.60}; expected {kind}")

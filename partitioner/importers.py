@@ -1,0 +1,188 @@
+"""Profiles from files: funcpipe's own, and those that other projects published, scaled to vCPUs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from funcpipe.errors import ProfileError
+from funcpipe.partitioner.graph import Segment, chain
+from funcpipe.partitioner.merge import merge as merged
+from funcpipe.partitioner.profile import FORMAT, LayerProfile, ModelProfile
+from funcpipe.partitioner.published import FORMATS, Format, Published, recognise
+
+__all__ = ["OWN", "Scale", "format_names", "load_profile"]
+
+OWN = "funcpipe"
+LEAST_BATCH = 64
+_NAME_LENGTH = 80
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """How times of a batch on a GPU become times of a sample on vCPUs. None: by format.
+
+    samples: of the batch that the file's times and bytes are for; both are divided by it.
+
+    slowdown: how many times longer one vCPU takes than the measured device. An assumption, not a
+    measurement. 100, for the GPUs of PipeDream and dnn-partitioning: a V100 has 15.7 TFLOP/s in 32
+    bits and reaches about 7 in PipeDream's ResNet-50; a vCPU is half of a core of 2.5 GHz with
+    32 operations a cycle, so 40 to 80 GFLOP/s, say 70 reached. 1000, for Piper: its A100 reaches
+    about 70 TFLOP/s in 16 bits.
+
+    parallel: the part of the work that is spread over all vCPUs (Amdahl's law), an assumption too:
+    with v of them a layer takes (1 - parallel) + parallel / v of its time on one. vcpus: for
+    which times are tabulated. optimizer_factor: bytes of optimiser state for each byte of
+    parameters: 0 for SGD, 1 with momentum (PipeDream, dnn-partitioning), 2 for Adam (Piper).
+    batch_size: of a step (None: samples, at least 64).
+    """
+
+    samples: int | None = None
+    slowdown: float | None = None
+    parallel: float = 0.95
+    vcpus: tuple[float, ...] = (1.0, 2.0, 4.0, 6.0, 16.0)
+    optimizer_factor: float | None = None
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and (
+                not isinstance(value, int) or isinstance(value, bool) or value < 1
+            ):
+                raise ProfileError(f"{name} is {value!r:.60}; expected a whole number from 1")
+        if self.slowdown is not None and not (_is_number(self.slowdown) and self.slowdown > 0):
+            raise ProfileError(f"slowdown is {self.slowdown!r:.60}; expected a number above 0")
+        if not _is_number(self.parallel) or not 0 <= self.parallel <= 1:
+            raise ProfileError(f"parallel is {self.parallel!r:.60}; expected a number from 0 to 1")
+        factor = self.optimizer_factor
+        if factor is not None and not (_is_number(factor) and 0 <= factor <= 100):
+            raise ProfileError(f"optimizer_factor is {factor!r:.60}; expected a number, 0 to 100")
+        rising = (
+            isinstance(self.vcpus, list | tuple)
+            and all(_is_number(one) and one > 0 for one in self.vcpus)
+            and all(low < high for low, high in pairwise(self.vcpus))
+        )
+        if not self.vcpus or not rising:
+            raise ProfileError(
+                f"vcpus is {self.vcpus!r:.80}; expected numbers above 0 that grow, at least one"
+            )
+
+    def share(self, vcpu: float) -> float:
+        """Of the time that one vCPU takes, what `vcpu` of them take. Below one: a quota."""
+        if vcpu < 1:
+            return 1 / vcpu
+        return (1 - self.parallel) + self.parallel / vcpu
+
+
+def format_names() -> tuple[str, ...]:
+    """What `load_profile` takes as `format`."""
+    return ("auto", OWN, *FORMATS)
+
+
+def load_profile(
+    path: Path, *, format: str = "auto", scale: Scale | None = None, merge: int | None = None
+) -> ModelProfile:
+    """A profile from a file of any known format; ProfileError, with the file's name, otherwise.
+
+    format: one of `format_names`; `auto` tells by what the file holds. scale: for what others
+    published; a profile of funcpipe's own is what it is. merge: to that many layers at most, see
+    `funcpipe.partitioner.merge`.
+    """
+    if format not in format_names():
+        raise ProfileError(f"unknown format {format!r:.60}; known: {', '.join(format_names())}")
+    try:
+        text = _read(path)
+        chosen = _recognised(text) if format == "auto" else format
+        if chosen == OWN:
+            if scale is not None:
+                raise ProfileError(
+                    "a scale was given, but this is a profile of funcpipe's own, whose figures "
+                    "hold as they are; leave the scale out"
+                )
+        else:
+            published = FORMATS[chosen].read(text)
+    except ProfileError as error:
+        raise ProfileError(f"{path}: {error.message}") from error
+    if chosen == OWN:
+        profile = ModelProfile.load(path)
+    else:
+        try:
+            profile = _scaled(path, published, FORMATS[chosen], scale or Scale())
+        except ProfileError as error:
+            raise ProfileError(f"{path}: {error.message}") from error
+    return profile if merge is None else merged(profile, merge).profile
+
+
+def _read(path: Path) -> str:
+    try:
+        if path.exists() and not path.is_file():
+            raise ProfileError("it is no file")
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ProfileError(f"cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ProfileError(f"it is not text: {error.reason}; {_known()}") from error
+
+
+def _recognised(text: str) -> str:
+    if text.lstrip().startswith("{") and f'"{FORMAT}"' in text:
+        return OWN
+    found = recognise(text)
+    if found is None:
+        raise ProfileError(f"it is none of the profiles that are known; {_known()}")
+    return found
+
+
+def _known() -> str:
+    titles = [f"funcpipe's own (JSON with format {FORMAT!r})"]
+    return "known: " + ", ".join([*titles, *(one.title for one in FORMATS.values())])
+
+
+def _scaled(path: Path, published: Published, form: Format, scale: Scale) -> ModelProfile:
+    samples = scale.samples or published.samples
+    how = "as told" if scale.samples else published.samples_how
+    slowdown = form.slowdown if scale.slowdown is None else scale.slowdown
+    factor = form.optimizer_factor if scale.optimizer_factor is None else scale.optimizer_factor
+    graph = published.graph
+    layers = tuple(
+        _layer(segment, scale, slowdown / samples, samples, factor) for segment in chain(graph)
+    )
+    inputs = math.fsum(node.output_bytes for node in graph.nodes if graph.is_input(node))
+    return ModelProfile(
+        name=path.name.partition(".")[0] or path.name,
+        layers=layers,
+        vcpus=scale.vcpus,
+        micro_batch_sizes=(1,),
+        batch_size=scale.batch_size or max(samples, LEAST_BATCH),
+        input_bytes=inputs / samples,
+        source=(
+            f"{path.name}, {form.title}: {samples} samples a batch ({how}); one vCPU takes "
+            f"{slowdown:g} times as long as the measured device, {scale.parallel:.0%} of the work "
+            "is spread over vCPUs (not measured)"
+        ),
+    )
+
+
+def _layer(
+    segment: Segment, scale: Scale, seconds: float, samples: int, factor: float
+) -> LayerProfile:
+    forward, backward = (segment.total(name) * seconds for name in ("forward_s", "backward_s"))
+    shares = [scale.share(vcpu) for vcpu in scale.vcpus]
+    name = "".join(letter for letter in segment.name if letter.isprintable())
+    return LayerProfile(
+        name=name[:_NAME_LENGTH],
+        forward_s=tuple((forward * share,) for share in shares),
+        backward_s=tuple((backward * share,) for share in shares),
+        parameter_bytes=segment.total("parameter_bytes"),
+        optimizer_factor=factor,
+        activation_bytes=segment.total("kept_bytes") / samples,
+        output_bytes=segment.output_bytes / samples,
+        output_gradient_bytes=segment.gradient_bytes / samples,
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 1e300

@@ -1,0 +1,228 @@
+"""`fp.plan`, `fp.pareto` and `fp.evaluate`: what they take, give and refuse."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import funcpipe as fp
+from funcpipe.errors import FuncpipeError, Infeasible, PlanError, PlatformError, ProfileError
+from funcpipe.partitioner.cost import Estimate
+from funcpipe.partitioner.objective import Objective
+from funcpipe.partitioner.platform import load_platform
+from funcpipe.partitioner.space import Space
+from funcpipe.planning import PlanOptions, question
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def profile(num_layers: int = 4) -> fp.ModelProfile:
+    layers = tuple(
+        fp.LayerProfile(
+            name=f"layer{n}",
+            forward_s=((0.2,),),
+            backward_s=((0.4,),),
+            parameter_bytes=4e6,
+            activation_bytes=1e6,
+            output_bytes=1e5,
+        )
+        for n in range(num_layers)
+    )
+    return fp.ModelProfile(name="toy", layers=layers, batch_size=8)
+
+
+FEW: dict[str, Any] = {"micro_batch_sizes": (2, 4), "degrees": (1, 2), "tiers_mb": (1769, 3538)}
+
+
+def test_a_plan_covers_the_model_and_says_what_it_takes() -> None:
+    plan = fp.plan(profile(), **FEW)
+
+    assert isinstance(plan, fp.Plan)
+    assert plan.num_layers == 4
+    assert plan.predicted is not None
+    told = fp.evaluate(plan, profile())
+    assert isinstance(told, Estimate)
+    assert plan.predicted["step_s"] == pytest.approx(told.step_s)
+    assert plan.predicted["dollars"] == pytest.approx(told.dollars)
+    assert plan.predicted["platform"] == "aws-lambda"
+    assert told.fits
+
+
+def test_files_do_as_well(tmp_path: Path) -> None:
+    # Given a profile, a platform and a plan in files
+    profile().save(tmp_path / "profile.json")
+    (tmp_path / "mine.json").write_text(
+        (ROOT / "partitioner" / "platforms" / "aws-lambda.json").read_text(encoding="utf-8")
+    )
+    plan = fp.plan(profile(), **FEW)
+    plan.save(tmp_path / "plan.json")
+    # When they are named, as a text or as a path
+    path = tmp_path / "profile.json"
+    platform = tmp_path / "mine.json"
+    # Then all is as without
+    assert fp.plan(str(path), platform, **FEW) == plan == fp.plan(path, str(platform), **FEW)
+    assert fp.plan(path, load_platform("aws-lambda"), **FEW) == plan
+    assert fp.evaluate(tmp_path / "plan.json", path) == fp.evaluate(plan, profile())
+
+
+def test_what_may_be_chosen_is_chosen_from() -> None:
+    plan = fp.plan(profile(), objective="min-time", min_stages=2, max_stages=2, **FEW)
+
+    assert len(plan.stages) == 2
+    assert plan.micro_batch_size in FEW["micro_batch_sizes"]
+    assert {stage.memory_mb for stage in plan.stages} <= set(FEW["tiers_mb"])
+    # One value may stand for a list of one
+    alone = fp.plan(profile(), micro_batch_sizes=4, degrees=[1], tiers_mb=1769)
+    assert (alone.micro_batch_size, alone.degrees[0]) == (4, 1)
+    assert alone.stages[0].memory_mb == 1769
+
+
+def test_objectives_weigh_time_against_dollars() -> None:
+    fast = fp.plan(profile(), objective="min-time", **FEW)
+    cheap = fp.plan(profile(), objective=Objective(kind="min-cost"), **FEW)
+
+    quick, slow = (fp.evaluate(plan, profile()) for plan in (fast, cheap))
+    assert quick.step_s < slow.step_s
+    assert quick.dollars > slow.dollars
+    # A bound in between
+    bound = (quick.step_s + slow.step_s) / 2
+    between = fp.evaluate(fp.plan(profile(), max_time_s=bound, **FEW), profile())
+    assert between.step_s <= bound
+    assert quick.dollars >= between.dollars >= slow.dollars
+
+
+def test_a_front_goes_from_the_fastest_to_the_cheapest() -> None:
+    plans = fp.pareto(profile(), **FEW)
+
+    told = [fp.evaluate(plan, profile()) for plan in plans]
+    assert len(told) >= 2
+    times, dollars = [one.step_s for one in told], [one.dollars for one in told]
+    assert times == sorted(times)
+    assert dollars == sorted(dollars, reverse=True)
+    best = fp.evaluate(fp.plan(profile(), objective="min-time", **FEW), profile())
+    assert times[0] == pytest.approx(best.step_s)
+
+
+def test_a_batch_of_ones_own_and_figures_of_the_platform_count() -> None:
+    plan = fp.plan(profile(), **FEW)
+
+    usual = fp.evaluate(plan, profile())
+    larger = fp.evaluate(plan, profile(), batch_size=16)
+    free = fp.evaluate(plan, profile(), set={"price.gb_s": 0, "price.put": 0, "price.get": "0"})
+    spread = fp.evaluate(plan, profile(), num_steps=10)
+    assert larger.step_s > usual.step_s
+    assert free.dollars < usual.dollars / 100
+    assert spread.dollars > usual.dollars
+
+
+def test_a_merged_plan_covers_all_layers() -> None:
+    plan = fp.plan(profile(6), objective="min-time", merge=3, min_stages=3, **FEW)
+
+    assert plan.num_layers == 6
+    assert len(plan.stages) == 3
+    asked = question(profile(6), PlanOptions.of({"merge": 3, **FEW}))
+    found = asked.answer()
+    assert found.estimate == fp.evaluate(found.plan, profile(6))
+    assert any("6 layers were put together to 3" in note for note in found.notes)
+    assert asked.setting.profile == profile(6)
+
+
+def test_merging_to_no_fewer_layers_changes_nothing() -> None:
+    asked = question(profile(), PlanOptions.of({"merge": 4}))
+
+    assert asked.merged is None
+    assert asked.searched is asked.setting
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "told"),
+    [
+        ({"degree": 2}, PlanError, "unknown option 'degree'; did you mean degrees?"),
+        ({"max_time": 2}, PlanError, "unknown option 'max_time'; did you mean max_time_s?"),
+        ({"objective": "min-money"}, PlanError, "unknown objective 'min-money'"),
+        ({"objective": 3}, PlanError, "objective is 3"),
+        ({"max_time_s": -1}, PlanError, "max_time_s is -1"),
+        ({"max_cost": "x"}, PlanError, "max_cost is 'x'"),
+        ({"degrees": (2, 3), "per_stage": True}, PlanError, "2 does not divide 3"),
+        ({"per_stage": 1}, PlanError, "per_stage is 1"),
+        ({"degrees": {1}}, PlanError, "degrees is {1}"),
+        ({"degrees": (0,)}, PlanError, r"degrees is \(0,\)"),
+        ({"micro_batch_sizes": 16}, PlanError, "larger than the batch of 8"),
+        ({"tiers_mb": (100,)}, PlanError, "100 MB is no memory size of aws-lambda"),
+        ({"min_stages": 5}, PlanError, "the model has 4 layers"),
+        ({"batch_size": 0}, PlanError, "batch_size is 0"),
+        ({"schedules": "2f2b"}, PlanError, "known: gpipe, 1f1b"),
+        ({"merge": 0}, PlanError, "merge is 0"),
+        ({"time_limit_s": 0}, PlanError, "time_limit_s is 0"),
+        ({"set": {1: 2}}, PlatformError, "given as a mapping"),
+        ({"set": [1]}, PlatformError, "given as a mapping"),
+        ({"set": {"price.gbs": 1}}, PlatformError, "price.gb_s"),
+        ({"platform": 7}, PlatformError, "the platform is 7"),
+        ({"platform": "none"}, PlanError, "no platform to plan for"),
+        ({"platform": "aws-lamda"}, PlatformError, "did you mean aws-lambda?"),
+    ],
+)
+def test_what_cannot_be_asked_is_told(
+    options: dict[str, Any], kind: type[FuncpipeError], told: str
+) -> None:
+    with pytest.raises(kind, match=told):
+        fp.plan(profile(), **options)
+
+
+def test_a_profile_is_needed(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="the profile is a int"):
+        fp.plan(3)  # type: ignore[arg-type]
+    with pytest.raises(ProfileError, match=r"gone\.json"):
+        fp.plan(tmp_path / "gone.json")
+    with pytest.raises(PlanError, match="batch"):
+        fp.plan(replace(profile(), batch_size=None))
+
+
+def test_what_no_plan_can_keep_is_infeasible() -> None:
+    with pytest.raises(Infeasible, match=r"."):
+        fp.plan(profile(), max_time_s=1e-3, **FEW)
+
+
+@pytest.mark.parametrize("name", ["objective", "solver"])
+def test_a_front_has_neither_an_objective_nor_a_solver(name: str) -> None:
+    with pytest.raises(PlanError, match=f"pareto takes no {name}"):
+        fp.pareto(profile(), **{name: "auto"})
+
+
+def test_the_options_are_those_of_the_space() -> None:
+    """And with the same defaults."""
+    fields, own = Space.__dataclass_fields__, PlanOptions.__dataclass_fields__
+
+    assert set(fields) <= set(own)
+    assert {name: own[name].default for name in fields} == {
+        name: field.default for name, field in fields.items()
+    }
+    assert PlanOptions().space == Space()
+
+
+def test_bounds_beside_an_objective_replace_its_own() -> None:
+    given = Objective(kind="min-time", max_cost=1.0)
+
+    assert PlanOptions(objective=given, max_cost=0.5).bounded_objective == Objective(
+        kind="min-time", max_cost=0.5
+    )
+    assert PlanOptions(objective=given).bounded_objective is not None
+    assert PlanOptions(objective=given).bounded_objective == given
+
+
+def test_planning_needs_neither_torch_nor_an_sdk() -> None:
+    code = (
+        "import sys, funcpipe as fp\n"
+        f"plan = fp.plan({str(ROOT / 'examples' / 'plan' / 'digits.json')!r})\n"
+        "found = [name for name in ('torch', 'boto3', 'botocore') if name in sys.modules]\n"
+        "sys.exit(f'imported {found}' if found or plan.num_layers != 11 else 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
