@@ -9,9 +9,10 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from funcpipe.partitioner.columns import Bools, Floats
 from funcpipe.partitioner.objective import Goal
 from funcpipe.partitioner.rowbounds import Limits, row_bounds
-from funcpipe.partitioner.table import Bools, Floats, Table
+from funcpipe.partitioner.table import Table
 from funcpipe.partitioner.waits import waits_s
 
 __all__ = ["first_rows", "measure"]

@@ -22,9 +22,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from funcpipe.partitioner.columns import Bools, Floats, Ints
 from funcpipe.partitioner.objective import Goal
 from funcpipe.partitioner.rowbounds import Limits, RowBounds
-from funcpipe.partitioner.table import Bools, Floats, Ints, Table
+from funcpipe.partitioner.table import Table
 
 __all__ = ["BOUND_SLACK", "CUT", "Program", "make_program"]
 

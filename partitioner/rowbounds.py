@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from funcpipe.partitioner.columns import Bools, Floats
 from funcpipe.partitioner.objective import Goal
-from funcpipe.partitioner.table import Bools, Floats, Table
+from funcpipe.partitioner.table import Table
 
 __all__ = ["Limits", "RowBounds", "row_bounds"]
 
