@@ -180,6 +180,8 @@ def _fill(gurobipy: Any, model: Any, program: Program) -> list[Any]:
 def _answer(
     kinds: Any, model: Any, program: Program, variables: list[Any], stopped: bool
 ) -> Answer:
+    # Gurobi has a handler of its own for Ctrl-C while it works, which may be the first to see it.
+    stopped = stopped or model.Status == kinds.INTERRUPTED
     if model.Status in (kinds.INFEASIBLE, kinds.INF_OR_UNBD, kinds.CUTOFF):
         return Answer(finished=True, stopped=stopped)
     rows = program.path([one.X for one in variables]) if model.SolCount else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -186,6 +187,26 @@ def test_same_optimum_without_a_first_plan(
     monkeypatch.setattr(mip, "first_rows", lambda *_: None)
 
     assert_same_optimum(solver, first)
+
+
+def test_1f1b_is_bounded_by_the_oracle() -> None:
+    # Nothing but a simulation knows the time of 1f1b: `search` proves what it can.
+    proven = 0
+    for seed in range(CHUNK):
+        given, goal = problem_and_goal(seed)
+        space = replace(given.space, schedules=("gpipe", "1f1b"), depths=(1, 2))
+        problem = Problem(setting=given.setting, space=space)
+        best = Exhaustive().solve(problem, goal, deadline=Deadline())
+
+        found = backend("search").solve(problem, goal, deadline=Deadline())
+
+        assert (found.plan is None) == (best.plan is None), f"problem {seed}"
+        assert found.value >= best.value * (1 - TOLERANCE), f"problem {seed}"
+        assert found.bound <= best.value * (1 + TOLERANCE), f"problem {seed}"
+        if found.status == Status.OPTIMAL:
+            assert math.isclose(found.value, best.value, rel_tol=TOLERANCE), f"problem {seed}"
+            proven += found.plan is not None and found.plan.schedule == "1f1b"
+    assert proven > 0
 
 
 def test_the_problems_are_of_every_kind() -> None:
