@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from funcpipe.errors import PlanError, PlatformError
 from funcpipe.partitioner.figures import as_text, near
 from funcpipe.partitioner.objective import Objective
+from funcpipe.partitioner.plan import SCHEDULES
 from funcpipe.partitioner.platform import PlatformSpec
 from funcpipe.partitioner.profile import ModelProfile
 from funcpipe.partitioner.setting import Setting
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PlanOptions", "Question", "question"]
 
+GPIPE = ("gpipe",)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
@@ -35,7 +38,8 @@ class PlanOptions:
 
     batch_size: samples of a step (None: the profile's). num_steps: of the run, over which cold
     starts are spread (None: they are left out). From micro_batch_sizes to max_stages: the fields
-    of `Space`, what may be chosen. merge: plan for so many layers, neighbours put together.
+    of `Space`, what may be chosen (schedules None: all that the solver knows). merge: plan for so
+    many layers, neighbours put together.
     solver, time_limit_s: how, and how long, to search (None: to the end).
 
     format: whose profile a file holds. samples, slowdown, parallel, profile_vcpus,
@@ -53,7 +57,7 @@ class PlanOptions:
     micro_batch_sizes: tuple[int, ...] | None = None
     degrees: tuple[int, ...] = Space.degrees
     per_stage: bool = False
-    schedules: tuple[str, ...] = Space.schedules
+    schedules: tuple[str, ...] | None = None
     depths: tuple[int, ...] = Space.depths
     recompute: str = Space.recompute
     sync: tuple[str, ...] = Space.sync
@@ -122,7 +126,11 @@ class PlanOptions:
 
     @property
     def space(self) -> Space:
-        return Space(**{name: getattr(self, name) for name in Space.__dataclass_fields__})
+        chosen = {name: getattr(self, name) for name in Space.__dataclass_fields__}
+        if self.schedules is None:
+            knows_all = self.solver in ("auto", "search", "exhaustive")
+            chosen["schedules"] = SCHEDULES if knows_all else GPIPE
+        return Space(**chosen)
 
     @property
     def scale(self) -> Scale | None:
@@ -136,13 +144,16 @@ class PlanOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is to be planned. merged: what the search sees instead of the setting's profile."""
+    """What is to be planned. any_schedule: nobody chose one. merged: what the search sees instead
+    of the setting's profile.
+    """
 
     setting: Setting
     space: Space
     objective: Objective
     solver: str
     time_limit_s: float | None
+    any_schedule: bool = False
     merged: Merged | None = None
 
     def answer(self) -> Answer:
@@ -156,7 +167,8 @@ class Question:
             solver=self.solver,
             time_limit_s=self.time_limit_s,
         )
-        return self._expanded(found)
+        found = self._expanded(found)
+        return replace(found, notes=(*found.notes, *self._loss_by_merging(found)))
 
     def front(self) -> Front:
         """All plans than which none is both faster and cheaper, within the objective's bounds."""
@@ -165,7 +177,7 @@ class Question:
         found = pareto_front(
             self.searched,
             objective_bounds=self.objective,
-            space=self.space,
+            space=replace(self.space, schedules=GPIPE) if self.any_schedule else self.space,
             time_limit_s=self.time_limit_s,
         )
         answers = tuple(self._expanded(answer) for answer in found.answers)
@@ -193,6 +205,28 @@ class Question:
         plan = self.merged.expand(answer.plan)
         notes = (*answer.notes, *self._notes)
         return replace(answer, plan=plan, estimate=evaluate(self.setting, plan), notes=notes)
+
+    def _loss_by_merging(self, answer: Answer) -> tuple[str, ...]:
+        """How much better the plan could be had no layers been put together, at most."""
+        from funcpipe.partitioner.backend import Deadline, Problem
+        from funcpipe.partitioner.merge import loss_at_most
+        from funcpipe.partitioner.search import Search
+
+        if self.merged is None or self.space.min_stages > 1:
+            return ()
+        relaxed = replace(self.setting, profile=self.merged.relaxed)
+        space = replace(self.space, schedules=GPIPE, max_stages=None)
+        bound = (
+            Search()
+            .solve(
+                Problem(setting=relaxed, space=space),
+                answer.goal,
+                deadline=Deadline(self.time_limit_s),
+            )
+            .bound
+        )
+        share = loss_at_most(answer.value, bound)
+        return (f"for all layers, a gpipe plan could have at most {share:.1%} less",)
 
     @property
     def _notes(self) -> tuple[str, ...]:
@@ -223,6 +257,7 @@ def question(profile: ModelProfile | str | Path, options: PlanOptions) -> Questi
         objective=objective,
         solver=options.solver,
         time_limit_s=options.time_limit_s,
+        any_schedule=options.schedules is None,
         merged=_merged(setting.profile, options.merge),
     )
     # Each raises what is wrong with what it looks at, before anything is searched.

@@ -25,6 +25,7 @@ __all__ = ["Answer", "Front", "make_setting", "pareto_front", "plan_for"]
 
 TIME_LIMIT_S = 60.0
 TIE = 1 + 1e-9
+MOMENT_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,8 +196,16 @@ class _Judge:
             return found
         if self.deadline.over or found.status is not Status.OPTIMAL:
             return found
+        # No longer than it took to find out what the best value is, or a moment.
+        limit_s = min(self.deadline.left_s, max(found.seconds, MOMENT_S))
         try:
-            better = self.solve(other, incumbent=found.plan)
+            better = solve(
+                self.problem,
+                other,
+                solver=self.solver,
+                deadline=Deadline(limit_s),
+                incumbent=found.plan,
+            )
         except SolverError:
             return found  # the plan stands without it
         if better.plan is None:

@@ -28,7 +28,6 @@ WIDTHS: tuple[int | None, ...] = (40, 250, 1500, None)
 TOLERANCE = 1e-9
 # 1f1b has no closed form: how many labels are kept at a cut, and plans simulated, a combination.
 WIDTH_1F1B = 400
-MOST_SIMULATED = 400
 TOO_MANY = 1 << 12  # plans waiting to be simulated
 
 
@@ -84,27 +83,32 @@ class Search:
             _start_from(best, problem, goal, incumbent)
         notes: list[str] = []
         sweeps: list[Sweep] = []
-        rest: list[float] = []
         try:
-            sweeps = sweeps_of(problem, goal, best, checker(deadline))
-            solve_gpipe([s for s in sweeps if not s.is_1f1b], best, checker(deadline))
-            for sweep in sorted((s for s in sweeps if s.is_1f1b), key=lambda s: s.bound):
-                rest.append(solve_1f1b(sweep, problem, goal, best, checker(deadline)))
+            check = checker(deadline)
+            sweeps = sweeps_of(problem, goal, best, check)
+            order = sorted(sweeps, key=lambda sweep: sweep.bound)
+            first_look(order, problem, goal, best, check)
+            solve_gpipe([sweep for sweep in order if not sweep.is_1f1b], best, check)
+            for sweep in order:
+                if sweep.is_1f1b and not _is_done(sweep, best):
+                    solve_1f1b(sweep, problem, goal, best, check)
         except OutOfTime:
             notes.append("the time limit ended the search")
         except KeyboardInterrupt:
             if best.plan is None:
                 raise
             notes.append("Ctrl-C ended the search")
-        num = len(problem.combinations())
-        bounds = [sweep.bound for sweep in sweeps if not sweep.proven] + rest
-        if len(sweeps) < num:
+        bounds = [sweep.bound for sweep in sweeps if not sweep.proven]
+        if len(sweeps) < len(problem.combinations()):
             bounds.append(0.0)
-        if min(rest, default=math.inf) < best.value * (1 - TOLERANCE):
+        if any(sweep.is_1f1b and not _is_done(sweep, best) for sweep in sweeps):
             notes.append(
-                "1f1b has no closed form: plans whose lower bound could win were simulated, up to "
-                f"{MOST_SIMULATED} a combination, so better ones are not ruled out"
+                "1f1b has no closed form: its most promising plans were simulated, and better ones "
+                "are not ruled out"
             )
+            gpipe = [sweep for sweep in sweeps if not sweep.is_1f1b]
+            if gpipe and all(_is_done(sweep, best) for sweep in gpipe):
+                notes.append("no gpipe plan is better: that is proven")
         return outcome(
             problem, goal, best.plan, min(bounds, default=math.inf), solver=self.name,
             seconds=deadline.passed_s - began_s, notes=tuple(notes),
@@ -164,44 +168,67 @@ def sweeps_of(
     return found
 
 
+def _is_done(sweep: Sweep, best: Best) -> bool:
+    """Whether nothing in the combination can be better than the best plan."""
+    if sweep.bound >= best.value * (1 - TOLERANCE):
+        sweep.proven = True
+    return sweep.proven
+
+
+def first_look(
+    sweeps: Sequence[Sweep], problem: Problem, goal: Goal, best: Best, check: Callable[[], None]
+) -> None:
+    """A few plans of each combination that could win: most others are then ruled out by bounds."""
+    for sweep in sweeps:
+        check()
+        if _is_done(sweep, best):
+            continue
+        sweep.narrow(best, rounds=2)
+        if sweep.proven:
+            continue
+        if sweep.is_1f1b:
+            solve_1f1b(sweep, problem, goal, best, check, width=FIRST_WIDTH)
+        else:
+            sweep.bound = max(sweep.bound, sweep.run(best, width=FIRST_WIDTH, check=check))
+
+
 def solve_gpipe(sweeps: Sequence[Sweep], best: Best, check: Callable[[], None]) -> None:
     """All combinations to the end, unless `check` raises."""
-    order = sorted(sweeps, key=lambda sweep: sweep.bound)
-    for width in (FIRST_WIDTH, *WIDTHS):
-        for sweep in order:
-            if sweep.bound >= best.value * (1 - TOLERANCE):
-                sweep.proven = True
-            if sweep.proven:
-                continue
+    for width in WIDTHS:
+        for sweep in sweeps:
             check()
-            sweep.narrow(best, rounds=2 if width == FIRST_WIDTH else 8)
+            if _is_done(sweep, best):
+                continue
+            sweep.narrow(best)
             if not sweep.proven:
                 sweep.bound = max(sweep.bound, sweep.run(best, width=width, check=check))
 
 
 def solve_1f1b(
-    sweep: Sweep, problem: Problem, goal: Goal, best: Best, check: Callable[[], None]
-) -> float:
+    sweep: Sweep, problem: Problem, goal: Goal, best: Best, check: Callable[[], None],
+    *, width: int = WIDTH_1F1B,
+) -> None:  # fmt: skip
     """Simulate the plans of a combination whose lower bound could win, best bound first.
 
-    The least value that a plan which was not simulated could have.
+    The sweep's bound is then the least value that a plan which was not simulated could have.
     """
     sweep.narrow(best)
     if sweep.proven:
-        return math.inf
+        return
     candidates = Candidates(best)
-    left = sweep.run(candidates, width=WIDTH_1F1B, check=check)
-    sweep.proven = True
+    left = sweep.run(candidates, width=width, check=check)
     left = min(left, candidates.overflow)
     candidates.found.sort(key=lambda pair: pair[0])
     for number, (bound, plan) in enumerate(candidates.found):
         if bound >= best.value * (1 - TOLERANCE):
             break
-        if number == MOST_SIMULATED:
-            return min(left, bound)
+        if number == width:
+            left = min(left, bound)
+            break
         check()
         _consider(problem, goal, best, plan)
-    return left
+    sweep.bound, sweep.proven = max(sweep.bound, left), False
+    _is_done(sweep, best)
 
 
 def _consider(problem: Problem, goal: Goal, best: Best, plan: Plan) -> Estimate:
