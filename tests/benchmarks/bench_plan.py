@@ -1,6 +1,6 @@
 """The planner: how fast it proves a plan, against other solvers, and what the plan is worth.
 
-cbc_over_search    the seconds of CBC (and of HiGHS: highs_over_search) over those of the search, for
+cbc_over_search    the seconds of CBC (of HiGHS: highs_over_search) over those of the search, for
                    one combination of 14 layers and 6 memory sizes; medians of their runs
 search_s           a model like BERT-large: 26 layers, 8 memory sizes, degrees 1 to 16, all
                    micro-batch sizes, gpipe; the slowest of three objectives, each proven
