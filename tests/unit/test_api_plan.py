@@ -195,14 +195,24 @@ def test_a_front_has_neither_an_objective_nor_a_solver(name: str) -> None:
 
 
 def test_the_options_are_those_of_the_space() -> None:
-    """And with the same defaults."""
+    """And with the same defaults, but for schedules."""
     fields, own = Space.__dataclass_fields__, PlanOptions.__dataclass_fields__
 
     assert set(fields) <= set(own)
-    assert {name: own[name].default for name in fields} == {
-        name: field.default for name, field in fields.items()
+    assert {name: own[name].default for name in fields if name != "schedules"} == {
+        name: field.default for name, field in fields.items() if name != "schedules"
     }
-    assert PlanOptions().space == Space()
+
+
+@pytest.mark.parametrize(
+    ("solver", "schedules"),
+    [("auto", ("gpipe", "1f1b")), ("exhaustive", ("gpipe", "1f1b")), ("cbc", ("gpipe",))],
+)
+def test_schedules_that_nobody_chose_are_those_that_the_solver_knows(
+    solver: str, schedules: tuple[str, ...]
+) -> None:
+    assert PlanOptions(solver=solver).space == Space(schedules=schedules)
+    assert PlanOptions(solver=solver, schedules=("1f1b",)).space == Space(schedules=("1f1b",))
 
 
 def test_bounds_beside_an_objective_replace_its_own() -> None:
