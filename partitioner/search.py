@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from funcpipe.partitioner.backend import Deadline, Outcome, Problem, Status
-from funcpipe.partitioner.cost import Estimate, evaluate
+from funcpipe.partitioner.cost import evaluate
 from funcpipe.partitioner.objective import Goal
 from funcpipe.partitioner.plan import Plan
 from funcpipe.partitioner.rows import Floats
@@ -84,12 +84,11 @@ class Search:
             _start_from(best, problem, goal, incumbent)
         notes: list[str] = []
         sweeps: list[Sweep] = []
-        rest: list[float] = []
         try:
             sweeps = sweeps_of(problem, goal, best, checker(deadline))
             solve_gpipe([s for s in sweeps if not s.is_1f1b], best, checker(deadline))
             for sweep in sorted((s for s in sweeps if s.is_1f1b), key=lambda s: s.bound):
-                rest.append(solve_1f1b(sweep, problem, goal, best, checker(deadline)))
+                solve_1f1b(sweep, problem, goal, best, checker(deadline))
         except OutOfTime:
             notes.append("the time limit ended the search")
         except KeyboardInterrupt:
@@ -97,10 +96,12 @@ class Search:
                 raise
             notes.append("Ctrl-C ended the search")
         num = len(problem.combinations())
-        bounds = [sweep.bound for sweep in sweeps if not sweep.proven] + rest
+        unproven = [sweep for sweep in sweeps if not sweep.proven]
+        bounds = [sweep.bound for sweep in unproven]
         if len(sweeps) < num:
             bounds.append(0.0)
-        if min(rest, default=math.inf) < best.value * (1 - TOLERANCE):
+        could_win = (one.bound < best.value * (1 - TOLERANCE) for one in unproven if one.is_1f1b)
+        if not notes and any(could_win):
             notes.append(
                 "1f1b has no closed form: plans whose lower bound could win were simulated, up to "
                 f"{MOST_SIMULATED} a combination, so better ones are not ruled out"
@@ -181,33 +182,33 @@ def solve_gpipe(sweeps: Sequence[Sweep], best: Best, check: Callable[[], None]) 
 
 def solve_1f1b(
     sweep: Sweep, problem: Problem, goal: Goal, best: Best, check: Callable[[], None]
-) -> float:
+) -> None:
     """Simulate the plans of a combination whose lower bound could win, best bound first.
 
-    The least value that a plan which was not simulated could have.
+    Only then is the sweep proven, or its bound that of what was not simulated.
     """
     sweep.narrow(best)
     if sweep.proven:
-        return math.inf
+        return
     candidates = Candidates(best)
     left = sweep.run(candidates, width=WIDTH_1F1B, check=check)
-    sweep.proven = True
     left = min(left, candidates.overflow)
     candidates.found.sort(key=lambda pair: pair[0])
     for number, (bound, plan) in enumerate(candidates.found):
         if bound >= best.value * (1 - TOLERANCE):
             break
         if number == MOST_SIMULATED:
-            return min(left, bound)
+            left = min(left, bound)
+            break
         check()
         _consider(problem, goal, best, plan)
-    return left
+    sweep.bound = max(sweep.bound, left)
+    sweep.proven = left == math.inf
 
 
-def _consider(problem: Problem, goal: Goal, best: Best, plan: Plan) -> Estimate:
+def _consider(problem: Problem, goal: Goal, best: Best, plan: Plan) -> None:
     estimate = evaluate(problem.setting, plan)
     value = goal.value(estimate.step_s, estimate.dollars)
     better = value < best.value * (1 - TOLERANCE)
     if better and goal.allows(estimate.step_s, estimate.dollars) and estimate.fits:
         best.value, best.plan = value, plan
-    return estimate
