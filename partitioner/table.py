@@ -29,8 +29,8 @@ class Table:
     start, stop: layers. memory_mb, degree, recompute: the choice. fill_f, fill_b, lane_f, lane_b:
     seconds, as in `StageTimes`; lane_both: the busiest lane, forward and backward added. tail:
     `cost.tail_s`. synchronises: whether there is a gradient to synchronise. per_s, per_step:
-    dollars of all replicas, as in `StageFees`. memory_fixed, memory_each: bytes, and bytes for each micro-batch that is held.
-    Rows are ordered by stop, then start.
+    dollars of all replicas, as in `StageFees`. memory_fixed, memory_each: bytes, and bytes for each
+    micro-batch that is held. Rows are ordered by stop, then start.
     """
 
     combination: Combination
