@@ -68,8 +68,9 @@ class Deadline:
     def __init__(
         self, limit_s: float | None = None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        if limit_s is not None and not 0 < limit_s < math.inf:
-            raise PlanError(f"the time limit is {limit_s!r}; expected seconds above 0")
+        is_number = isinstance(limit_s, int | float)
+        if limit_s is not None and not (is_number and 0 < limit_s < math.inf):
+            raise PlanError(f"the time limit is {limit_s!r:.60}; expected seconds above 0")
         self._clock = clock
         self._began_s = clock()
         self._limit_s = limit_s

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,8 +63,9 @@ class Columns:
         self.q_out = np.where(self.is_last, 0.0, layers.output[choice.stop])
         self.g_in = np.where(self.is_last, 0.0, layers.gradient[choice.stop])
 
-    def all(self) -> dict[str, Floats]:
-        return {**self._times(), **self._fees(), **self._memory()}
+    def all(self) -> dict[str, Any]:
+        own = {"synchronises": self.synchronises}
+        return {**self._times(), **self._fees(), **self._memory(), **own}
 
     def _sum(self, sums: Floats) -> Floats:
         """Over the layers of each stage, from sums over the first k layers."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from funcpipe.errors import PlanError
 from funcpipe.partitioner.backend import Deadline, Problem
 from funcpipe.partitioner.objective import Goal
 from funcpipe.partitioner.plan import Plan
@@ -17,6 +18,7 @@ from funcpipe.partitioner.search import FIRST_WIDTH, OutOfTime, checker, sweeps_
 
 __all__ = ["Found", "find_front"]
 
+TIE = 1e-9
 WIDTHS: tuple[int | None, ...] = (40, 300, None)
 
 
@@ -35,7 +37,10 @@ class Found:
 
 @dataclass
 class _Front:
-    """Times that grow and dollars that fall. A plan must save `spacing` of the dollars to count."""
+    """Times that grow and dollars that fall. A plan must save `spacing` of the dollars to count.
+
+    Times that differ by rounding are equal.
+    """
 
     spacing: float
     times: list[float] = field(default_factory=list)
@@ -46,27 +51,27 @@ class _Front:
     def limit(self, time_s: Floats) -> Floats:
         """Dollars below which a plan of that time would be a new one."""
         bars = np.array([math.inf, *self.dollars])
-        limit: Floats = bars[np.searchsorted(self.times, time_s, side="right")]
+        limit: Floats = bars[np.searchsorted(self.times, time_s * (1 + TIE), side="right")]
         return limit * (1 - self.spacing)
 
     def offer(self, time_s: float, dollars: float, value: float, plan: Callable[[], Plan]) -> None:
-        first = bisect_right(self.times, time_s)
-        last = first
+        made = plan()
+        last = first = bisect_left(self.times, time_s * (1 - TIE))
         while last < len(self.times) and self.dollars[last] >= dollars:
             last += 1
-        while first and self.times[first - 1] == time_s:
-            first -= 1
         self.times[first:last] = [time_s]
         self.dollars[first:last] = [dollars]
-        self.plans[first:last] = [plan()]
+        self.plans[first:last] = [made]
 
 
 def find_front(problem: Problem, goal: Goal, *, deadline: Deadline, spacing: float = 1e-3) -> Found:
     """The Pareto front within the goal's bounds, of gpipe plans.
 
     Each plan on it is a true optimum up to `spacing`: no plan that is as fast costs less than
-    (1 - spacing) of its dollars.
+    (1 - spacing) of its dollars. After Ctrl-C what was found; `KeyboardInterrupt` if nothing was.
     """
+    if not isinstance(spacing, int | float) or not 0 <= spacing < 1:
+        raise PlanError(f"spacing is {spacing!r:.60}; expected a share of the dollars, below 1")
     front = _Front(spacing)
     check = checker(deadline)
     began_s = deadline.passed_s
@@ -88,6 +93,8 @@ def find_front(problem: Problem, goal: Goal, *, deadline: Deadline, spacing: flo
     except OutOfTime:
         notes.append("the time limit ended the search: plans may be missing")
     except KeyboardInterrupt:
+        if not front.plans:
+            raise
         notes.append("Ctrl-C ended the search: plans may be missing")
     return Found(
         plans=tuple(front.plans),

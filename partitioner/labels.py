@@ -198,16 +198,24 @@ class OneForward(Pipeline):
 
     A stage is busy for all of its micro-batches, forward and backward, on its busiest lane; the
     first one reaches it after the fills in front, and the last one passes the fills in front again.
+    The end of a stage that does not synchronise need not wait for gradients that pile up on its
+    uplink; the first stage has none.
     """
+
+    @property
+    def _busy_to_end(self) -> Floats:
+        table = self.rows.table
+        return np.where(table.synchronises | (table.start == 0), self.rows.busy, 0.0)
 
     def _nothing(self) -> Floats:
         return np.array([[0.0, -np.inf]])
 
     def _extended(self, state: Floats, rows: Ints) -> Floats:
         table = self.rows.table
-        sent = np.maximum(state[:, 0] + self.rows.fill[rows], self.rows.busy[rows])
-        end = np.maximum(state[:, 1] + table.fill_f[rows], sent + table.tail[rows])
-        return np.column_stack([sent, end])
+        passed = state[:, 0] + self.rows.fill[rows]
+        ready = np.maximum(passed, self._busy_to_end[rows])
+        end = np.maximum(state[:, 1] + table.fill_f[rows], ready + table.tail[rows])
+        return np.column_stack([np.maximum(passed, self.rows.busy[rows]), end])
 
     def total_s(self, state: Floats) -> Floats:
         total: Floats = state[:, 1]

@@ -94,6 +94,12 @@ class Objective:
         return self.kind == "weighted"
 
     def goal(self, least_time_s: float = 1.0, least_cost: float = 1.0) -> Goal:
+        """PlanError for a least of 0, which is no unit."""
+        if least_time_s <= 0 or least_cost <= 0:
+            raise PlanError(
+                f"a step takes {least_time_s:g} s and costs {least_cost:g} dollars at least: "
+                "weighted needs units above 0; choose min-time, min-cost or raw"
+            )
         weights = {
             "min-time": (1.0, 0.0),
             "min-cost": (0.0, 1.0),

@@ -112,7 +112,8 @@ def plan_for(
     found = judge.solve(goal, incumbent=first.plan if first else None)
     if found.plan is None:
         raise _nothing(problem, goal, found, judge)
-    found = judge.settle_ties(objective, goal, found)
+    found = judge.settle_ties(goal, found)
+    found = replace(found, notes=(*judge.notes, *found.notes))
     return _answer(setting, objective, goal, found, deadline)
 
 
@@ -146,7 +147,7 @@ def pareto_front(
             bound=estimate.dollars * (1 - found.spacing) if found.complete else 0.0,
             status=Status.FEASIBLE, seconds=found.seconds, solver="search",
         )  # fmt: skip
-        told = Objective(kind="min-cost", max_time_s=estimate.step_s)
+        told = Objective(kind="min-cost", max_time_s=estimate.step_s or None)
         answers.append(_answer(setting, told, told.goal(), outcome, deadline))
     return Front(
         answers=tuple(answers),
@@ -162,6 +163,7 @@ class _Judge:
 
     def __init__(self, problem: Problem, solver: str, deadline: Deadline) -> None:
         self.problem, self.solver, self.deadline = problem, solver, deadline
+        self.notes: tuple[str, ...] = ()
 
     def solve(self, goal: Goal, *, incumbent: Plan | None = None) -> Outcome:
         return solve(
@@ -181,15 +183,17 @@ class _Judge:
         for outcome in (fastest, cheapest):
             if outcome.plan is None:
                 raise _nothing(self.problem, objective.goal(), outcome, self)
+        if any(one.status is not Status.OPTIMAL for one in (fastest, cheapest)):
+            self.notes = ("weighted by the least time and dollars found, which are not proven",)
         return objective.goal(fastest.value, cheapest.value), cheapest
 
-    def settle_ties(self, objective: Objective, goal: Goal, found: Outcome) -> Outcome:
+    def settle_ties(self, goal: Goal, found: Outcome) -> Outcome:
         """Among the plans that are as good, the one that is best in the other respect."""
         _, estimate = found.found
-        if objective.kind == "min-time":
+        if not goal.cost_weight:
             bound = min(estimate.step_s * TIE, goal.max_time_s)
             other = replace(goal, time_weight=0.0, cost_weight=1.0, max_time_s=bound)
-        elif objective.kind == "min-cost":
+        elif not goal.time_weight:
             bound = min(estimate.dollars * TIE, goal.max_cost)
             other = replace(goal, time_weight=1.0, cost_weight=0.0, max_cost=bound)
         else:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from funcpipe.partitioner.backend import Deadline, Outcome, Problem, Status
-from funcpipe.partitioner.cost import Estimate, evaluate
+from funcpipe.partitioner.cost import evaluate
 from funcpipe.partitioner.objective import Goal
 from funcpipe.partitioner.plan import Plan
 from funcpipe.partitioner.rows import Floats
@@ -101,7 +101,7 @@ class Search:
         bounds = [sweep.bound for sweep in sweeps if not sweep.proven]
         if len(sweeps) < len(problem.combinations()):
             bounds.append(0.0)
-        if any(sweep.is_1f1b and not _is_done(sweep, best) for sweep in sweeps):
+        if not notes and any(s.is_1f1b and not _is_done(s, best) for s in sweeps):
             notes.append(
                 "1f1b has no closed form: its most promising plans were simulated, and better ones "
                 "are not ruled out"
@@ -227,14 +227,14 @@ def solve_1f1b(
             break
         check()
         _consider(problem, goal, best, plan)
-    sweep.bound, sweep.proven = max(sweep.bound, left), False
+    sweep.bound = max(sweep.bound, left)
+    sweep.proven = left == math.inf
     _is_done(sweep, best)
 
 
-def _consider(problem: Problem, goal: Goal, best: Best, plan: Plan) -> Estimate:
+def _consider(problem: Problem, goal: Goal, best: Best, plan: Plan) -> None:
     estimate = evaluate(problem.setting, plan)
     value = goal.value(estimate.step_s, estimate.dollars)
     better = value < best.value * (1 - TOLERANCE)
     if better and goal.allows(estimate.step_s, estimate.dollars) and estimate.fits:
         best.value, best.plan = value, plan
-    return estimate

@@ -39,8 +39,9 @@ class Setting:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise PlanError(f"{name} is {value!r}; a whole number of at least 1 is needed")
-        if not 0 <= self.missed_per_get <= 1000:
-            raise PlanError(f"missed_per_get is {self.missed_per_get!r}; expected 0 to 1000")
+        missed = self.missed_per_get
+        if not isinstance(missed, int | float) or not 0 <= missed <= 1000:
+            raise PlanError(f"missed_per_get is {missed!r:.60}; expected 0 to 1000")
         if not self.platform.limited:
             raise PlanError(
                 "`none` is no platform to plan for: it has neither limits nor prices; "

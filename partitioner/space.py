@@ -57,8 +57,8 @@ class Space:
             values = getattr(self, name)
             if values is not None:
                 object.__setattr__(self, name, _counts(name, values))
-        _choices("schedules", self.schedules, SCHEDULES)
-        _choices("sync", self.sync, METHODS)
+        for name, known in (("schedules", SCHEDULES), ("sync", METHODS)):
+            object.__setattr__(self, name, _choices(name, getattr(self, name), known))
         _choices("recompute", (self.recompute,), RECOMPUTE)
         for name in ("max_functions", "min_stages", "max_stages"):
             if (value := getattr(self, name)) is not None:
@@ -68,6 +68,8 @@ class Space:
                 f"min_stages is {self.min_stages} and max_stages {self.max_stages}; expected the "
                 "first to be the smaller one"
             )
+        if not isinstance(self.per_stage, bool):
+            raise PlanError(f"per_stage is {self.per_stage!r:.60}; expected True or False")
         if self.per_stage:
             check_chain(self.degrees)
 
@@ -135,6 +137,8 @@ def _counts(name: str, values: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(set(values)))
 
 
-def _choices(name: str, values: Sequence[str], known: Sequence[str]) -> None:
-    if not values or any(value not in known for value in values):
-        raise PlanError(f"{name}: {values!r}; known: {', '.join(known)}")
+def _choices(name: str, values: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    good = isinstance(values, list | tuple) and values and all(value in known for value in values)
+    if not good:
+        raise PlanError(f"{name}: {values!r:.80}; known: {', '.join(known)}")
+    return tuple(dict.fromkeys(values))

@@ -20,6 +20,7 @@ from funcpipe.partitioner.space import Combination
 __all__ = ["Incumbent", "Sweep"]
 
 MOST_CELLS = 48
+TINY_S = 1e-30  # for plans that take no time at all
 CHUNK = 1 << 17  # grown labels at a time: bounds memory
 
 
@@ -90,8 +91,9 @@ class Sweep:
     def _first_cells(self, low: float) -> Cells:
         table, rows = self.table, self.rows
         high = rows.num_layers * (rows.fill.max() + rows.busy.max())
-        high += len(rows.counts) * rows.wait.max() + max(table.tail.max(), 0.0)
-        high = max(min(high, self.goal.max_time_s) * SLACK, low)
+        # Forward and backward, the longest waits may be those of two rows.
+        high += 2 * len(rows.counts) * rows.wait.max() + max(table.tail.max(), 0.0)
+        high = max(min(high, self.goal.max_time_s) * SLACK, low, TINY_S)
         if low > self.goal.max_time_s * SLACK:
             return Cells.grid(np.empty(1), np.empty(1))
         times = np.geomspace(max(low, 1e-12 * high), max(high, low * SLACK), 9)
@@ -116,7 +118,8 @@ class Sweep:
         """Offer the incumbent what is found; the least value that anything else could have.
 
         width: keep only so many labels at each cut, the most promising (None: all). check: called
-        often; what it raises ends the pass.
+        often; what it raises ends the pass. Of 1f1b nothing is proven by it: what was offered is
+        still to be simulated.
         """
         num = self.rows.num_layers
         one = _Pass(incumbent, check, {num: [self.pipeline.root()]}, {})
@@ -128,7 +131,7 @@ class Sweep:
             if len(labels):
                 one.kept[cut] = labels
                 self._grow(cut, labels, one)
-        if width is None or dropped == math.inf:
+        if dropped == math.inf and not self.is_1f1b:
             self.proven = True
         return dropped
 
@@ -143,7 +146,8 @@ class Sweep:
         labels = Labels.join(pool)
         values, shares, cells = self._promise(cut, labels, incumbent)
         chosen = np.flatnonzero(np.isfinite(shares))
-        chosen = chosen[np.argsort(shares[chosen], kind="stable")]
+        # Without an incumbent all shares are equal.
+        chosen = chosen[np.lexsort((values[chosen], shares[chosen]))]
         if incumbent.spread and width is not None:
             chosen = chosen[_in_turns(cells[chosen])]
         # Few are compared with each other if few are kept anyway.

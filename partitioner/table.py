@@ -28,9 +28,9 @@ class Table:
 
     start, stop: layers. memory_mb, degree, recompute: the choice. fill_f, fill_b, lane_f, lane_b:
     seconds, as in `StageTimes`; lane_both: the busiest lane, forward and backward added. tail:
-    `cost.tail_s`. per_s, per_step: dollars of all replicas, as in
-    `StageFees`. memory_fixed, memory_each: bytes, and bytes for each micro-batch that is held.
-    Rows are ordered by stop, then start.
+    `cost.tail_s`. synchronises: whether there is a gradient to synchronise. per_s, per_step:
+    dollars of all replicas, as in `StageFees`. memory_fixed, memory_each: bytes, and bytes for each
+    micro-batch that is held. Rows are ordered by stop, then start.
     """
 
     combination: Combination
@@ -47,6 +47,7 @@ class Table:
     lane_b: Floats
     lane_both: Floats
     tail: Floats
+    synchronises: Bools
     per_s: Floats
     per_step: Floats
     memory_fixed: Floats

@@ -66,3 +66,7 @@ def _faults_of_plan(problem: Problem, plan: Plan) -> Iterator[str]:
         yield f"micro-batches of {plan.micro_batch_size} are not to be chosen from"
     if plan.schedule not in space.schedules or plan.sync not in space.sync:
         yield f"{plan.schedule} with {plan.sync} is not to be chosen from"
+    num = len(plan.stages)
+    in_flight = num if plan.in_flight is None else plan.in_flight
+    if plan.schedule == "1f1b" and in_flight not in [depth * num for depth in space.depths]:
+        yield f"{in_flight} micro-batches in flight are not to be chosen from"
