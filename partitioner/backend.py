@@ -19,6 +19,8 @@ from funcpipe.partitioner.table import Table, make_table
 
 __all__ = ["Backend", "Deadline", "Outcome", "Problem", "Status"]
 
+MOST_ROWS_KEPT = 1 << 20
+
 
 class Status(StrEnum):
     """optimal: proven. feasible: a plan, and a bound on what a better one could reach. infeasible:
@@ -91,7 +93,8 @@ class Deadline:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A setting and what may be chosen in it. Tables are made when first asked for, and kept."""
+    """A setting and what may be chosen in it. Tables are made when first asked for, and kept
+    unless they are too many."""
 
     setting: Setting
     space: Space
@@ -102,14 +105,17 @@ class Problem:
 
     def table(self, combination: Combination) -> Table:
         """The rows that fit. Bounds on stages and functions are left to the solver."""
-        if combination not in self._tables:
-            self._tables[combination] = make_table(
-                self.setting,
-                combination,
-                tiers_mb=self.space.tiers(self.setting),
-                recompute=self.space.recompute,
-            )
-        return self._tables[combination]
+        if combination in self._tables:
+            return self._tables[combination]
+        table = make_table(
+            self.setting,
+            combination,
+            tiers_mb=self.space.tiers(self.setting),
+            recompute=self.space.recompute,
+        )
+        if sum(map(len, self._tables.values())) + len(table) <= MOST_ROWS_KEPT:
+            self._tables[combination] = table
+        return table
 
     @property
     def max_functions(self) -> int | None:

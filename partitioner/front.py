@@ -89,6 +89,7 @@ def find_front(problem: Problem, goal: Goal, *, deadline: Deadline, spacing: flo
                     sweep.narrow(front, rounds=3 if width == FIRST_WIDTH else 8)
                 if not sweep.proven:
                     sweep.run(front, width=width, check=check)
+                sweep.release()
         complete = True
     except OutOfTime:
         notes.append("the time limit ended the search: plans may be missing")

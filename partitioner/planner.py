@@ -200,8 +200,8 @@ class _Judge:
             return found
         if self.deadline.over or found.status is not Status.OPTIMAL:
             return found
-        # No longer than it took to find out what the best value is, or a moment.
-        limit_s = min(self.deadline.left_s, max(found.seconds, MOMENT_S))
+        # A nicety, which must not take long beside the plan itself.
+        limit_s = min(self.deadline.left_s, max(MOMENT_S, found.seconds / 4))
         try:
             better = solve(
                 self.problem,

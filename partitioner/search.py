@@ -27,7 +27,7 @@ FIRST_WIDTH = 8
 WIDTHS: tuple[int | None, ...] = (40, 250, 1500, None)
 TOLERANCE = 1e-9
 # 1f1b has no closed form: how many labels are kept at a cut, and plans simulated, a combination.
-WIDTH_1F1B = 400
+WIDTH_1F1B = MOST_SIMULATED = 400
 TOO_MANY = 1 << 12  # plans waiting to be simulated
 
 
@@ -92,6 +92,7 @@ class Search:
             for sweep in order:
                 if sweep.is_1f1b and not _is_done(sweep, best):
                     solve_1f1b(sweep, problem, goal, best, check)
+                    sweep.release()
         except OutOfTime:
             notes.append("the time limit ended the search")
         except KeyboardInterrupt:
@@ -164,6 +165,7 @@ def sweeps_of(
         check()
         sweep = Sweep(problem, combination, goal)
         sweep.narrow(best, rounds=1)
+        sweep.release()
         found.append(sweep)
     return found
 
@@ -184,12 +186,11 @@ def first_look(
         if _is_done(sweep, best):
             continue
         sweep.narrow(best, rounds=2)
-        if sweep.proven:
-            continue
-        if sweep.is_1f1b:
+        if not sweep.proven and sweep.is_1f1b:
             solve_1f1b(sweep, problem, goal, best, check, width=FIRST_WIDTH)
-        else:
+        elif not sweep.proven:
             sweep.bound = max(sweep.bound, sweep.run(best, width=FIRST_WIDTH, check=check))
+        sweep.release()
 
 
 def solve_gpipe(sweeps: Sequence[Sweep], best: Best, check: Callable[[], None]) -> None:
@@ -202,6 +203,7 @@ def solve_gpipe(sweeps: Sequence[Sweep], best: Best, check: Callable[[], None]) 
             sweep.narrow(best)
             if not sweep.proven:
                 sweep.bound = max(sweep.bound, sweep.run(best, width=width, check=check))
+            sweep.release()
 
 
 def solve_1f1b(
@@ -222,7 +224,7 @@ def solve_1f1b(
     for number, (bound, plan) in enumerate(candidates.found):
         if bound >= best.value * (1 - TOLERANCE):
             break
-        if number == width:
+        if number == min(width, MOST_SIMULATED):
             left = min(left, bound)
             break
         check()

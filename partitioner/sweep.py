@@ -11,15 +11,17 @@ import numpy as np
 
 from funcpipe.partitioner.backend import Problem
 from funcpipe.partitioner.bounds import SLACK, Bounds, Cells
-from funcpipe.partitioner.labels import Labels, nondominated, pipeline_of
+from funcpipe.partitioner.labels import Labels, Pipeline, nondominated, pipeline_of
 from funcpipe.partitioner.objective import Goal
 from funcpipe.partitioner.plan import Plan
 from funcpipe.partitioner.rows import Floats, Ints, Least, Rows
 from funcpipe.partitioner.space import Combination
+from funcpipe.partitioner.table import Table
 
 __all__ = ["Incumbent", "Sweep"]
 
 MOST_CELLS = 48
+MANY_ROWS = 20_000
 TINY_S = 1e-30  # for plans that take no time at all
 CHUNK = 1 << 17  # grown labels at a time: bounds memory
 
@@ -52,15 +54,38 @@ class Sweep:
 
     def __init__(self, problem: Problem, combination: Combination, goal: Goal) -> None:
         self.problem, self.goal = problem, goal
-        self.table = problem.table(combination)
-        self.rows = Rows(self.table)
-        self.least = Least.of(self.rows)
-        self.pipeline = pipeline_of(self.rows, self.least)
-        self.bound = -math.inf if self.least.possible else math.inf
-        self.proven = not self.least.possible
-        self._bounds: Bounds | None = None
+        self.combination = combination
         self.is_1f1b = combination.schedule == "1f1b"
         self._max_functions = problem.max_functions or math.inf
+        self._pipeline: Pipeline | None = None
+        self._bounds: Bounds | None = None
+        self.proven = not self.least.possible
+        self.bound = math.inf if self.proven else -math.inf
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """Made when it is asked for, and again after `release`."""
+        if self._pipeline is None:
+            rows = Rows(self.problem.table(self.combination))
+            self._pipeline = pipeline_of(rows, Least.of(rows))
+        return self._pipeline
+
+    @property
+    def rows(self) -> Rows:
+        return self.pipeline.rows
+
+    @property
+    def least(self) -> Least:
+        return self.pipeline.least
+
+    @property
+    def table(self) -> Table:
+        return self.rows.table
+
+    def release(self) -> None:
+        """Give back the memory of a long chain until it is its turn again."""
+        if self._pipeline is not None and len(self.table) > MANY_ROWS:
+            self._pipeline = self._bounds = None
 
     # -- bounds of the whole combination -----------------------------------------------------
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from funcpipe.errors import PlanError
 from funcpipe.partitioner.columns import Bools, Choice, Columns, Floats, Ints
 from funcpipe.partitioner.plan import Plan, StagePlan
 from funcpipe.partitioner.setting import Setting
@@ -20,6 +21,7 @@ from funcpipe.partitioner.waits import counts_of
 __all__ = ["Table", "make_table"]
 
 MB = 2**20
+MOST_ROWS = 1_500_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +106,14 @@ def make_table(
 ) -> Table:
     """All rows that fit, in any place of a plan that suits them best."""
     num_layers = setting.profile.num_layers
+    per_span = len(tiers_mb) * len(combination.degrees) * (2 if recompute == "choose" else 1)
+    num_rows = num_layers * (num_layers + 1) // 2 * per_span
+    if num_rows > MOST_ROWS:
+        raise PlanError(
+            f"{num_layers} layers have {num_rows:,} possible stages, and {MOST_ROWS:,} can be told "
+            "apart; put neighbouring layers together (--merge 100), or give fewer memory sizes or "
+            "degrees to choose from"
+        )
     first, last = np.triu_indices(num_layers)
     again = {"never": (False,), "always": (True,), "choose": (False, True)}[recompute]
     grids = np.meshgrid(
