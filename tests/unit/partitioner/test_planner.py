@@ -123,8 +123,12 @@ def test_weighted_needs_units() -> None:
 
 @pytest.mark.parametrize("text", ["min-time", "raw:0"])
 def test_of_equally_fast_plans_the_cheapest_is_taken(text: str) -> None:
-    # Given memory sizes that are equally fast, the dear ones first
-    given = given_problem(changes={"memory.tiers_mb": "[1769, 3538, 7076]"})
+    # Given requests that cost and take no time: more of them with smaller micro-batches
+    layers = [layer(name, seconds=0, backward=0, step_s=(3.0,)) for name in ("first", "last")]
+    given = problem(
+        *layers, changes={"network.latency_s": "0", "price.put": "0.1"}, degrees=(1, 2),
+        min_stages=2, micro_batch_sizes=(1, 2), tiers_mb=(1769, 3538), batch=2,
+    )  # fmt: skip
     best = brute_force(given, FASTEST).value
     costs = [told.dollars for _, told in allowed(given) if told.step_s <= best * CLOSE]
     assert max(costs) > 1.5 * min(costs)
