@@ -234,7 +234,7 @@ def _answer(
     setting: Setting, objective: Objective, goal: Goal, found: Outcome, deadline: Deadline
 ) -> Answer:
     plan, estimate = found.found
-    notes = (*found.notes, *_warnings(setting, estimate))
+    notes = (*found.notes, *_warnings(setting, plan, estimate))
     answer = Answer(
         plan=plan,
         estimate=estimate,
@@ -250,7 +250,7 @@ def _answer(
     return replace(answer, plan=replace(plan, predicted=_predicted(setting, answer)))
 
 
-def _warnings(setting: Setting, estimate: Estimate) -> list[str]:
+def _warnings(setting: Setting, plan: Plan, estimate: Estimate) -> list[str]:
     limit, steps = setting.platform.time.limit_s, setting.num_steps
     warnings = []
     if limit is not None and steps is not None and steps * estimate.step_s > limit:
@@ -259,9 +259,14 @@ def _warnings(setting: Setting, estimate: Estimate) -> list[str]:
             f"{setting.platform.name} lives for {limit:.0f} s at most"
         )
     if estimate.time.how == "upper bound":
-        warnings.append(
-            "the time is an upper bound: micro-batches do not divide evenly among the replicas"
+        smaller = setting.batch_size % min(plan.micro_batch_size, setting.batch_size)
+        cause = (
+            f"the last micro-batch has {smaller} samples and is counted as one of "
+            f"{plan.micro_batch_size}"
+            if smaller
+            else "waits for latencies, or for gradients to be sent, are counted in full"
         )
+        warnings.append(f"the time is an upper bound: {cause}")
     return warnings
 
 

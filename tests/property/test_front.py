@@ -6,13 +6,15 @@ import math
 from functools import cache
 from itertools import count, pairwise
 
+import numpy as np
 import pytest
 
 from funcpipe.errors import PlanError
 from funcpipe.partitioner.backend import Deadline, Problem
 from funcpipe.partitioner.cost import evaluate
-from funcpipe.partitioner.front import Found, find_front
+from funcpipe.partitioner.front import Found, _Front, find_front
 from funcpipe.partitioner.objective import Goal
+from funcpipe.partitioner.plan import Plan, StagePlan
 from funcpipe.partitioner.sweep import Sweep
 from funcpipe.partitioner.verify import faults
 from tests.property.random_problems import paths, problem_and_goal
@@ -136,6 +138,22 @@ def test_spacing_leaves_plans_out() -> None:
     ]
 
     assert sizes[0] > sizes[1] >= 2
+
+
+def test_times_that_differ_by_rounding_are_equal() -> None:
+    front = _Front(0.0)
+    plans = {
+        name: Plan(stages=(StagePlan(first_layer=0, stop_layer=1),), micro_batch_size=size)
+        for size, name in enumerate(("dear", "cheap", "slow"), start=1)
+    }
+    front.offer(1.0, 5.0, 5.0, lambda: plans["dear"])
+    front.offer(2.0, 1.0, 1.0, lambda: plans["slow"])
+
+    faster = front.limit(np.array([0.5, 1 - 1e-14, 1.0, 1 + 1e-14, 2 - 1e-14]))
+    front.offer(1 + 1e-14, 4.0, 4.0, lambda: plans["cheap"])
+
+    assert faster.tolist() == [math.inf, 5.0, 5.0, 5.0, 1.0]
+    assert front.plans == [plans["cheap"], plans["slow"]]
 
 
 def test_a_deadline_that_is_over_leaves_it_incomplete() -> None:
