@@ -198,10 +198,11 @@ class _Judge:
             other = replace(goal, time_weight=1.0, cost_weight=0.0, max_cost=bound)
         else:
             return found
-        if self.deadline.over or found.status is not Status.OPTIMAL:
+        left_s = self.deadline.left_s
+        if left_s <= 0 or found.status is not Status.OPTIMAL:
             return found
         # A nicety, which must not take long beside the plan itself.
-        limit_s = min(self.deadline.left_s, max(MOMENT_S, found.seconds / 4))
+        limit_s = min(left_s, max(MOMENT_S, found.seconds / 4))
         try:
             better = solve(
                 self.problem,
@@ -216,6 +217,9 @@ class _Judge:
             return found
         plan, estimate = better.found
         value = goal.value(estimate.step_s, estimate.dollars)
+        if better.status is not Status.OPTIMAL:
+            in_what = "cheaper" if other.cost_weight else "faster"
+            self.notes += (f"of plans that are as good there may be a {in_what} one",)
         return replace(
             found, plan=plan, estimate=estimate, value=value, bound=min(found.bound, value)
         )

@@ -182,6 +182,20 @@ def test_a_plan_stands_if_ties_cannot_be_settled(
     assert answer.value == pytest.approx(brute_force(given, FASTEST).value, rel=1e-9)
 
 
+@pytest.mark.parametrize(("text", "told"), [("min-time", "cheaper"), ("min-cost", "faster")])
+def test_ties_that_are_settled_without_a_proof_are_told(
+    text: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        planner, "solve", spoilt_second(lambda found: replace(found, status=Status.FEASIBLE))
+    )
+
+    answer = answer_of(given_problem(), objective(text))
+
+    assert answer.status == Status.OPTIMAL
+    assert answer.notes == (f"of plans that are as good there may be a {told} one",)
+
+
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_every_solver_comes_to_the_same(solver: str) -> None:
     if solver == "gurobi" and importlib.util.find_spec("gurobipy") is None:
