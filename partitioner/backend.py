@@ -38,6 +38,7 @@ class Outcome:
     """value: the goal's, as `cost.evaluate` gives it; bound: no plan can have less.
 
     seconds: that the search took. notes: what a user should know of how it was found.
+    interrupted: whether Ctrl-C ended it.
     """
 
     plan: Plan | None
@@ -48,6 +49,7 @@ class Outcome:
     seconds: float
     solver: str
     notes: tuple[str, ...] = ()
+    interrupted: bool = False
 
     @property
     def found(self) -> tuple[Plan, Estimate]:

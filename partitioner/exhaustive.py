@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -49,7 +50,8 @@ class Exhaustive:
         except KeyboardInterrupt:
             if best.plan is None:
                 raise
-            return best.outcome(whole=False, notes=("stopped by Ctrl-C",))
+            stopped = best.outcome(whole=False, notes=("stopped by Ctrl-C",))
+            return replace(stopped, interrupted=True)
         return best.outcome(whole=True, notes=())
 
     def _check_number(self, problem: Problem) -> None:

@@ -131,6 +131,7 @@ def solve_all(
         if state.plan is None:
             raise
         state.notes.append("stopped by Ctrl-C")
+        return replace(_outcome(state, parts), interrupted=True)
     return _outcome(state, parts)
 
 

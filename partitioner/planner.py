@@ -176,16 +176,19 @@ class _Judge:
         Its units are the least time and the least dollars of all plans within the bounds.
         """
         bounds = objective.bounds
-        fastest = self.solve(Goal(time_weight=1.0, cost_weight=0.0, **bounds))
-        cheapest = self.solve(
-            Goal(time_weight=0.0, cost_weight=1.0, **bounds), incumbent=fastest.plan
-        )
-        for outcome in (fastest, cheapest):
-            if outcome.plan is None:
-                raise _nothing(self.problem, objective.goal(), outcome, self)
+        fastest = self._least(Goal(time_weight=1.0, cost_weight=0.0, **bounds), None)
+        cheapest = self._least(Goal(time_weight=0.0, cost_weight=1.0, **bounds), fastest.plan)
         if any(one.status is not Status.OPTIMAL for one in (fastest, cheapest)):
             self.notes = ("weighted by the least time and dollars found, which are not proven",)
         return objective.goal(fastest.value, cheapest.value), cheapest
+
+    def _least(self, goal: Goal, incumbent: Plan | None) -> Outcome:
+        found = self.solve(goal, incumbent=incumbent)
+        if found.interrupted:
+            raise KeyboardInterrupt  # there is no objective yet, so nothing to answer
+        if found.plan is None:
+            raise _nothing(self.problem, goal, found, self)
+        return found
 
     def settle_ties(self, goal: Goal, found: Outcome) -> Outcome:
         """Among the plans that are as good, the one that is best in the other respect."""
@@ -199,7 +202,7 @@ class _Judge:
         else:
             return found
         left_s = self.deadline.left_s
-        if left_s <= 0 or found.status is not Status.OPTIMAL:
+        if left_s <= 0 or found.interrupted or found.status is not Status.OPTIMAL:
             return found
         # A nicety, which must not take long beside the plan itself.
         limit_s = min(left_s, max(MOMENT_S, found.seconds / 4))

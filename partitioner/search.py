@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -82,6 +82,7 @@ class Search:
         if incumbent is not None:
             _start_from(best, problem, goal, incumbent)
         notes: list[str] = []
+        interrupted = False
         sweeps: list[Sweep] = []
         try:
             check = checker(deadline)
@@ -98,6 +99,7 @@ class Search:
         except KeyboardInterrupt:
             if best.plan is None:
                 raise
+            interrupted = True
             notes.append("Ctrl-C ended the search")
         bounds = [sweep.bound for sweep in sweeps if not sweep.proven]
         if len(sweeps) < len(problem.combinations()):
@@ -110,10 +112,11 @@ class Search:
             gpipe = [sweep for sweep in sweeps if not sweep.is_1f1b]
             if gpipe and all(_is_done(sweep, best) for sweep in gpipe):
                 notes.append("no gpipe plan is better: that is proven")
-        return outcome(
+        found = outcome(
             problem, goal, best.plan, min(bounds, default=math.inf), solver=self.name,
             seconds=deadline.passed_s - began_s, notes=tuple(notes),
         )  # fmt: skip
+        return replace(found, interrupted=interrupted)
 
 
 def outcome(

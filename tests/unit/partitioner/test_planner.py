@@ -478,3 +478,23 @@ def test_a_front_of_a_model_that_takes_no_time() -> None:
     (answer,) = pareto_front(given.setting, space=given.space).answers
 
     assert answer.estimate.step_s == 0
+
+
+@pytest.mark.parametrize("solved", [0, 1])
+def test_ctrl_c_before_the_units_of_weighted_are_known_ends_all(
+    solved: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Goal] = []
+    true_solve = planner.solve
+
+    def interrupted(problem: Problem, goal: Goal, **how: Any) -> Outcome:
+        asked.append(goal)
+        found = true_solve(problem, goal, **how)
+        return replace(found, interrupted=len(asked) > solved)
+
+    monkeypatch.setattr(planner, "solve", interrupted)
+
+    with pytest.raises(KeyboardInterrupt):
+        answer_of(given_problem(), objective("weighted:0.5"))
+
+    assert len(asked) == solved + 1
