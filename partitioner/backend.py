@@ -88,6 +88,12 @@ class Deadline:
         """Never negative; infinite without a limit."""
         return math.inf if self._limit_s is None else max(0.0, self._limit_s - self.passed_s)
 
+    def part(self, share: float) -> Deadline:
+        """Of the time left; itself if that is all of it, or without a limit."""
+        if share >= 1 or self._limit_s is None or self.over:
+            return self
+        return Deadline(self.left_s * share, clock=self._clock)
+
     @property
     def over(self) -> bool:
         return self.left_s <= 0

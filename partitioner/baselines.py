@@ -8,17 +8,12 @@ best there is, by the goal.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from funcpipe.errors import PlanError
 from funcpipe.partitioner.backend import Problem
 from funcpipe.partitioner.baselines_choice import Baseline
-from funcpipe.partitioner.baselines_cuts import (
-    balanced_memory,
-    balanced_time,
-    even_layers,
-    pipedream,
-    tarnawski,
-)
+from funcpipe.partitioner.baselines_cuts import RULES, chosen_by
 from funcpipe.partitioner.baselines_search import bayesian, random
 from funcpipe.partitioner.baselines_whole import ParameterServer, hybrid_ps, lambdaml
 from funcpipe.partitioner.figures import near
@@ -27,11 +22,7 @@ from funcpipe.partitioner.objective import Goal
 __all__ = ["BASELINES", "Baseline", "ParameterServer", "compare"]
 
 BASELINES: dict[str, Callable[[Problem, Goal, int], Baseline]] = {
-    "even-layers": even_layers,
-    "balanced-time": balanced_time,
-    "balanced-memory": balanced_memory,
-    "pipedream": pipedream,
-    "tarnawski": tarnawski,
+    **{name: partial(chosen_by, name) for name in RULES},
     "random": random,
     "bayesian": bayesian,
     "lambdaml": lambdaml,

@@ -174,12 +174,16 @@ class Choice:
             self._simulated.append((*rank, table, rows[line].tolist()))
         self._simulated = heapq.nsmallest(SIMULATED, self._simulated, key=lambda one: one[:3])
 
-    def result(self, name: str) -> Baseline:
-        candidates = [one[3].plan(one[4]) for one in self._simulated]
+    def candidates(self) -> list[Plan]:
+        """Those that may be the best: of 1f1b a simulation is to say."""
+        found = [one[3].plan(one[4]) for one in self._simulated]
         if self._best is not None:
-            candidates.insert(0, self._best[1].plan(self._best[2]))
+            found.insert(0, self._best[1].plan(self._best[2]))
+        return found
+
+    def result(self, name: str) -> Baseline:
         best: Baseline | None = None
-        for plan in candidates:
+        for plan in self.candidates():
             estimate = evaluate(self._problem.setting, plan)
             if faults(self._problem, self._goal, plan, estimate):
                 self._least_s = min(self._least_s, estimate.step_s)

@@ -20,34 +20,33 @@ from funcpipe.partitioner.plan import balanced_cuts
 from funcpipe.partitioner.space import Combination
 from funcpipe.partitioner.table import Table
 
-__all__ = ["balanced_memory", "balanced_time", "even_layers", "pipedream", "tarnawski"]
+__all__ = ["RULES", "Propose", "chosen_by"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 CutsOf = Callable[[Combination, int, int], Sequence[Sequence[int]]]
+Propose = Callable[[Grid], Iterator[Ints]]
 
 # PipeDream is told how many workers there are; with a degree for each stage, up to so many.
 MOST_WORKERS = 64
 
 
-def even_layers(problem: Problem, goal: Goal, seed: int = 0) -> Baseline:
+def even_layers(problem: Problem) -> Propose:
     """Stages of equally many layers, give or take one; GPipe's users often begin like this."""
-    del seed
     num_layers, num_tiers = problem.setting.profile.num_layers, len(_tiers(problem))
 
     def cuts_of(combination: Combination, degree: int, num_stages: int) -> list[list[int]]:
         del combination, degree
         return [[k * num_layers // num_stages for k in range(num_stages + 1)]] * num_tiers
 
-    return _by_rule("even-layers", problem, goal, cuts_of)
+    return _by_rule(problem, cuts_of)
 
 
-def balanced_time(problem: Problem, goal: Goal, seed: int = 0) -> Baseline:
+def balanced_time(problem: Problem) -> Propose:
     """The slowest stage's forward + backward as short as can be, transfers left out.
 
     That is what torchgpipe's `balance_by_time` does (Kim et al. 2020, section 4).
     """
-    del seed
     profile, platform = problem.setting.profile, problem.setting.platform
 
     @cache
@@ -63,15 +62,14 @@ def balanced_time(problem: Problem, goal: Goal, seed: int = 0) -> Baseline:
         size = combination.micro_batch_size
         return [_cuts(_shares(weights(tier, size)), num_stages) for tier in _tiers(problem)]
 
-    return _by_rule("balanced-time", problem, goal, cuts_of)
+    return _by_rule(problem, cuts_of)
 
 
-def balanced_memory(problem: Problem, goal: Goal, seed: int = 0) -> Baseline:
+def balanced_memory(problem: Problem) -> Propose:
     """The fullest stage's weights, optimiser and activations as small as can be.
 
     That is what torchgpipe's `balance_by_size` does (Kim et al. 2020, section 4).
     """
-    del seed
     layers, num_tiers = problem.setting.profile.layers, len(_tiers(problem))
     state = [one.parameter_bytes + one.trained * (1 + one.optimizer_factor) for one in layers]
 
@@ -89,18 +87,18 @@ def balanced_memory(problem: Problem, goal: Goal, seed: int = 0) -> Baseline:
         ]
         return [_cuts(_shares(weights), num_stages)] * num_tiers
 
-    return _by_rule("balanced-memory", problem, goal, cuts_of)
+    return _by_rule(problem, cuts_of)
 
 
-def _by_rule(name: str, problem: Problem, goal: Goal, cuts_of: CutsOf) -> Baseline:
-    choice = Choice(problem, goal)
-    for grid in grids(problem):
+def _by_rule(problem: Problem, cuts_of: CutsOf) -> Propose:
+    def propose(grid: Grid) -> Iterator[Ints]:
         combination = grid.table.combination
         for number, degree in enumerate(combination.degrees):
             for num_stages in stage_counts(problem, degree):
                 cuts = np.array(cuts_of(combination, degree, num_stages))
-                choice.add(grid.table, grid.uniform(number, cuts))
-    return choice.result(name)
+                yield grid.uniform(number, cuts)
+
+    return propose
 
 
 def _tiers(problem: Problem) -> tuple[int, ...]:
@@ -121,7 +119,7 @@ def _cuts(shares: tuple[float, ...], num_stages: int) -> tuple[int, ...]:
 # -- the slowest stage as fast as can be -------------------------------------------------------
 
 
-def pipedream(problem: Problem, goal: Goal, seed: int = 0) -> Baseline:
+def pipedream(problem: Problem) -> Propose:
     """PipeDream's partitioning (Narayanan et al., SOSP 2019, section 3.1), on one memory size.
 
     The slowest stage is as fast as can be: A(i..L, m) = min over j and the replicas m' of the stage
@@ -129,15 +127,14 @@ def pipedream(problem: Problem, goal: Goal, seed: int = 0) -> Baseline:
     stages may differ in degree). Compute and transfers overlap, so a stage's time is that of its
     share of micro-batches on the busiest lane, forward and backward, and of its synchronisation.
     """
-    del seed
 
     def load(table: Table) -> Floats:
         return _share(table) * (table.lane_f + table.lane_b) + np.maximum(table.tail, 0.0)
 
-    return _by_program("pipedream", problem, goal, load, differ=problem.space.per_stage)
+    return _by_program(problem, load, differ=problem.space.per_stage)
 
 
-def tarnawski(problem: Problem, goal: Goal, seed: int = 0) -> Baseline:
+def tarnawski(problem: Problem) -> Propose:
     """The least load of the busiest device (Tarnawski et al., NeurIPS 2020), on one memory size.
 
     Their dynamic program for throughput on a chain; a device's load is its compute and its
@@ -145,32 +142,27 @@ def tarnawski(problem: Problem, goal: Goal, seed: int = 0) -> Baseline:
     paper leaves resources to the user: FuncPipe (Liu et al. 2022, section 5) compares against it,
     as TPDMP, with the best of all uniform ones, as here.
     """
-    del seed
 
     def load(table: Table) -> Floats:
         return _share(table) * (table.fill_f + table.fill_b) + np.maximum(table.tail, 0.0)
 
-    return _by_program("tarnawski", problem, goal, load, differ=False)
+    return _by_program(problem, load, differ=False)
 
 
 def _share(table: Table) -> Ints:
     return -(-table.num_micro_batches // table.degree)
 
 
-def _by_program(
-    name: str, problem: Problem, goal: Goal, load_of: Callable[[Table], Floats], *, differ: bool
-) -> Baseline:
-    choice = Choice(problem, goal)
-    for grid in grids(problem):
+def _by_program(problem: Problem, load_of: Callable[[Table], Floats], *, differ: bool) -> Propose:
+    def propose(grid: Grid) -> Iterator[Ints]:
         load = load_of(grid.table)
         for number, degree in enumerate(grid.table.combination.degrees):
             counts = stage_counts(problem, degree)
-            for rows in least_slowest(grid, load, (number,), stages=counts):
-                choice.add(grid.table, rows)
+            yield from least_slowest(grid, load, (number,), stages=counts)
         if differ and len(grid.table.combination.degrees) > 1:
-            for rows in _differing(problem, grid, load):
-                choice.add(grid.table, rows)
-    return choice.result(name)
+            yield from _differing(problem, grid, load)
+
+    return propose
 
 
 def _differing(problem: Problem, grid: Grid, load: Floats) -> Iterator[Ints]:
@@ -269,3 +261,23 @@ def _walk(rows: Ints, chosen: Ints, steps: tuple[int, list[int]], ends: Ints) ->
         stages[active] -= steps[0]
         functions[active] -= many[degree]
     return lines
+
+
+RULES: dict[str, Callable[[Problem], Propose]] = {
+    "even-layers": even_layers,
+    "balanced-time": balanced_time,
+    "balanced-memory": balanced_memory,
+    "pipedream": pipedream,
+    "tarnawski": tarnawski,
+}
+"""Each gives the plans that it proposes of a grid: rows that fit, one plan a line."""
+
+
+def chosen_by(name: str, problem: Problem, goal: Goal, seed: int = 0) -> Baseline:
+    """What the rule `name` comes to."""
+    del seed  # nothing is drawn
+    choice, propose = Choice(problem, goal), RULES[name](problem)
+    for grid in grids(problem):
+        for rows in propose(grid):
+            choice.add(grid.table, rows)
+    return choice.result(name)

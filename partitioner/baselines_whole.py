@@ -101,7 +101,7 @@ def hybrid_ps(
     n workers hold the whole model and accumulate the gradients of their micro-batches. Then each
     sends s bytes to the server and gets s bytes: max(s / its own link, n s / the server's link)
     each way and one latency. The server keeps the optimiser's state, its step takes as long as a
-    function's, and it is paid for by the second. Nothing goes through the store.
+    function's, and it is paid for by the second. Only the report of a step goes through the store.
     """
     del seed
     best = Baseline(name="hybrid-ps", why=_NO_FIT)
@@ -138,6 +138,7 @@ def _with_server(
     memory_mb, num = stage.memory_mb or 0, setting.num_micro_batches(size)
     times = stage_times(setting, stage, num_samples=size, is_last=True)
     fees = stage_fees(setting, stage, num_micro_batches=num, is_last=True)
+    alone = stage_fees(setting, replace(stage, replicas=1), num_micro_batches=num, is_last=True)
     trained = sum(one.trained for one in setting.profile.layers)
     links = (platform.up_bytes_per_s(memory_mb), platform.down_bytes_per_s(memory_mb))
     ways = [max(trained / link, n * trained / server.bytes_per_s) for link in links]
@@ -145,4 +146,4 @@ def _with_server(
     share = -(-num // n)
     time_s = share * (times.compute_f + times.compute_b) + moved_s + times.step_s
     per_s = fees.per_s + server.dollars_per_hour / 3600
-    return time_s, time_s * per_s + fees.starts
+    return time_s, time_s * per_s + alone.requests + fees.starts

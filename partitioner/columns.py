@@ -102,6 +102,8 @@ class Columns:
             "lane_f": np.maximum(_busiest(down_f, forward, hop * ~self.is_first), up_f),
             "lane_b": np.maximum(_busiest(down_b, backward, hop * ~self.is_last), up_b),
             "lane_both": both,
+            "compute": forward + backward,
+            "entry": down_f + up_b + 2 * hop * ~self.is_first,
             "tail": self._tail(up_b),
         }
 

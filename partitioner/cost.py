@@ -163,8 +163,11 @@ def step_time(
     sync: str = "pipelined",
     whole: bool = True,
 ) -> StepTime:
-    """Seconds of a step. whole: whether all micro-batches have the size that `times` are for."""
-    if schedule != "gpipe":
+    """Seconds of a step. whole: whether all micro-batches have the size that `times` are for.
+
+    With one stage all schedules take equally long.
+    """
+    if schedule != "gpipe" and len(times) > 1:
         total = simulated_step_s(
             times, num_micro_batches=num_micro_batches, schedule=schedule, in_flight=in_flight,
             sync=sync,

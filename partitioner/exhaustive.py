@@ -55,15 +55,16 @@ class Exhaustive:
         return best.outcome(whole=True, notes=())
 
     def _check_number(self, problem: Problem) -> None:
-        number = sum(
-            count_plans(problem.table(combination), problem.max_stages)
-            for combination in problem.combinations()
-        )
-        if number > self._most_plans:
-            raise SolverError(
-                f"exhaustive would have to try {number:.3g} plans and tries at most "
-                f"{self._most_plans}; choose the solver search, or leave less to choose"
+        number = 0
+        for combination in problem.combinations():
+            number += count_plans(
+                problem.table(combination), problem.max_stages, most=self._most_plans
             )
+            if number > self._most_plans:
+                raise SolverError(
+                    f"exhaustive would have to try more than {self._most_plans:,} plans; choose "
+                    "the solver search, or leave less to choose"
+                )
 
 
 class _Best:
@@ -99,8 +100,11 @@ class _Best:
         )
 
 
-def count_plans(table: Table, max_stages: int) -> int:
-    """How many paths of at most `max_stages` rows there are, whatever else they break."""
+def count_plans(table: Table, max_stages: int, *, most: float = math.inf) -> int:
+    """How many paths of at most `max_stages` rows there are, whatever else they break.
+
+    most: counts no further than that.
+    """
     # counts[layer]: paths from that layer to the end; whole numbers of Python never overflow.
     counts = [0] * table.num_layers + [1]
     total = 0
@@ -110,6 +114,8 @@ def count_plans(table: Table, max_stages: int) -> int:
             grown[int(table.start[row])] += counts[int(table.stop[row])]
         counts = grown
         total += counts[0]
+        if total > most:
+            break
     return total
 
 

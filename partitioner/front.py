@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from funcpipe.errors import PlanError
 from funcpipe.partitioner.backend import Deadline, Problem
+from funcpipe.partitioner.cost import evaluate
+from funcpipe.partitioner.incumbent import OutOfTime, checker
 from funcpipe.partitioner.objective import Goal
 from funcpipe.partitioner.plan import Plan
 from funcpipe.partitioner.rows import Floats
-from funcpipe.partitioner.search import FIRST_WIDTH, OutOfTime, checker, sweeps_of
+from funcpipe.partitioner.search import FIRST_WIDTH, sweeps_of
+from funcpipe.partitioner.verify import faults
 
 __all__ = ["Found", "find_front"]
 
@@ -63,6 +66,23 @@ class _Front:
         self.dollars[first:last] = [dollars]
         self.plans[first:last] = [made]
 
+    def consider(self, problem: Problem, goal: Goal, plan: Plan) -> bool:
+        """Whether a plan is allowed; then it is one of the front, unless others are as good."""
+        told = evaluate(problem.setting, plan)
+        if plan.schedule != "gpipe" or faults(problem, goal, plan, told):
+            return False
+        if told.dollars < self.limit(np.array([told.step_s]))[0]:
+            self.offer(told.step_s, told.dollars, told.dollars, lambda: plan)
+        return True
+
+    def thinned(self) -> Iterator[Plan]:
+        """Without those that save less than `spacing` of the dollars of a faster one."""
+        least = math.inf
+        for dollars, plan in zip(self.dollars, self.plans, strict=True):
+            if dollars < least * (1 - self.spacing):
+                least = dollars
+                yield plan
+
 
 def find_front(problem: Problem, goal: Goal, *, deadline: Deadline, spacing: float = 1e-3) -> Found:
     """The Pareto front within the goal's bounds, of gpipe plans.
@@ -72,7 +92,9 @@ def find_front(problem: Problem, goal: Goal, *, deadline: Deadline, spacing: flo
     """
     if not isinstance(spacing, int | float) or not 0 <= spacing < 1:
         raise PlanError(f"spacing is {spacing!r:.60}; expected a share of the dollars, below 1")
-    front = _Front(spacing)
+    # Thinning gives away as much as the search does: together the spacing.
+    half = 1 - math.sqrt(1 - spacing)
+    front = _Front(half)
     check = checker(deadline)
     began_s = deadline.passed_s
     notes: list[str] = []
@@ -81,7 +103,9 @@ def find_front(problem: Problem, goal: Goal, *, deadline: Deadline, spacing: flo
         time_weight=0.0, cost_weight=1.0, max_time_s=goal.max_time_s, max_cost=goal.max_cost
     )
     try:
-        sweeps = sweeps_of(problem, goal, front, check)
+        sweeps = sweeps_of(
+            problem, goal, front, check, offer=lambda plan: front.consider(problem, goal, plan)
+        )
         for width in (FIRST_WIDTH, *WIDTHS):
             for sweep in sorted(sweeps, key=lambda one: one.bound):
                 check()
@@ -98,7 +122,7 @@ def find_front(problem: Problem, goal: Goal, *, deadline: Deadline, spacing: flo
             raise
         notes.append("Ctrl-C ended the search: plans may be missing")
     return Found(
-        plans=tuple(front.plans),
+        plans=tuple(front.thinned()),
         complete=complete,
         spacing=spacing,
         seconds=deadline.passed_s - began_s,

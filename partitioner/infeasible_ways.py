@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from funcpipe.errors import PlanError
 from funcpipe.partitioner.backend import Problem
 from funcpipe.partitioner.infeasible_memory import too_large
 from funcpipe.partitioner.reach import fewest_functions, plan_fits
@@ -45,7 +46,7 @@ def no_way_out(problem: Problem) -> str:
     """Where `ways_out` finds none: what all changes together come to."""
     groups = [*_memory_changes(problem), _bound_changes(problem)]
     changed = _changed(problem, [group[-1] for group in groups if group])
-    if not changed.combinations() or np.isfinite(fewest_functions(changed)).any():
+    if not _can_be(changed) or np.isfinite(fewest_functions(changed)).any():
         return "No change that was tried helps"
     texts = ", ".join(group[-1].text for group in groups if group)
     even = f"even with {texts}, " if texts else ""
@@ -84,7 +85,16 @@ def _changed(problem: Problem, changes: list[_Change]) -> Problem:
 
 
 def _helps(problem: Problem, changes: list[_Change]) -> bool:
-    return plan_fits(_changed(problem, changes))
+    changed = _changed(problem, changes)
+    return _can_be(changed) and plan_fits(changed)
+
+
+def _can_be(problem: Problem) -> bool:
+    """Whether there are not too many micro-batches, which several changes may come to."""
+    try:
+        return bool(problem.combinations())
+    except PlanError:
+        return False
 
 
 def _memory_changes(problem: Problem) -> list[list[_Change]]:

@@ -1,7 +1,8 @@
 """Labels: runs of stages from a cut to the model's end, many at once, and how they grow.
 
-A label keeps what its completions depend on. `Gpipe` and `OneForward` say what that is for each
-schedule, how a further stage in front changes it, and which of two labels can never win.
+A label keeps what its completions depend on. A `Pipeline` says what that is for a schedule, how a
+further stage in front changes it, and which of two labels can never win: `Gpipe` here, `OneForward`
+in a file of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 
 from funcpipe.partitioner.rows import Floats, Ints, Least, Rows
 
-__all__ = ["Ahead", "Gpipe", "Labels", "OneForward", "Pipeline", "nondominated", "pipeline_of"]
+__all__ = ["Ahead", "Gpipe", "Labels", "Pipeline", "nondominated"]
 
 TINY = 1e-12
 BLOCK = 96
@@ -189,57 +190,6 @@ class Gpipe(Pipeline):
         by_own_end = least.fill_f[table.start] + rows.wait + table.tail
         fastest: Floats = rows.fill + least.behind[table.stop] + np.maximum(by_first, by_own_end)
         return fastest
-
-
-class OneForward(Pipeline):
-    """A lower bound for `1f1b`, which has no closed form. State: X, before which the last gradient
-    cannot leave the label's first stage, and V, before which its stages cannot all have ended,
-    counted from the first activation's arrival there.
-
-    A stage is busy for all of its micro-batches, forward and backward, on its busiest lane; the
-    first one reaches it after the fills in front, and the last one passes the fills in front again.
-    The end of a stage that does not synchronise need not wait for gradients that pile up on its
-    uplink; the first stage has none.
-    """
-
-    @property
-    def _busy_to_end(self) -> Floats:
-        table = self.rows.table
-        return np.where(table.synchronises | (table.start == 0), self.rows.busy, 0.0)
-
-    def _nothing(self) -> Floats:
-        return np.array([[0.0, -np.inf]])
-
-    def _extended(self, state: Floats, rows: Ints) -> Floats:
-        table = self.rows.table
-        passed = state[:, 0] + self.rows.fill[rows]
-        ready = np.maximum(passed, self._busy_to_end[rows])
-        end = np.maximum(state[:, 1] + table.fill_f[rows], ready + table.tail[rows])
-        return np.column_stack([np.maximum(passed, self.rows.busy[rows]), end])
-
-    def total_s(self, state: Floats) -> Floats:
-        total: Floats = state[:, 1]
-        return total
-
-    def certain(self, cut: int, state: Floats) -> tuple[Floats, Floats, Floats]:
-        least = self.least
-        own = state[:, 0] + least.tail[cut]
-        by_end = state[:, 1] + least.fill_f[cut]
-        return own, np.zeros(len(state)), np.maximum(own + least.fill[cut], by_end)
-
-    def columns(self, cut: int, state: Floats) -> Floats:
-        return state
-
-    def fastest(self) -> Floats:
-        table, least = self.rows.table, self.least
-        whole = np.maximum(self.rows.fill + least.behind[table.stop], self.rows.busy)
-        fastest: Floats = least.fill[table.start] + whole + least.tail[-1]
-        return fastest
-
-
-def pipeline_of(rows: Rows, least: Least) -> Pipeline:
-    kinds = {"gpipe": Gpipe, "1f1b": OneForward}
-    return kinds[rows.table.combination.schedule](rows, least)
 
 
 def nondominated(columns: Floats) -> Ints:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -11,17 +12,22 @@ from funcpipe.errors import SolverError
 from funcpipe.partitioner.backend import Deadline, Outcome, Problem, Status
 from funcpipe.partitioner.cost import Estimate, evaluate
 from funcpipe.partitioner.firstplan import first_rows
+from funcpipe.partitioner.incumbent import OutOfTime, checker
 from funcpipe.partitioner.objective import Goal
 from funcpipe.partitioner.plan import Plan
 from funcpipe.partitioner.program import CUT, Program, make_program
 from funcpipe.partitioner.rowbounds import Limits, RowBounds, row_bounds
 from funcpipe.partitioner.space import Combination
+from funcpipe.partitioner.starts import rule_plans
 from funcpipe.partitioner.verify import faults, verified
 
 __all__ = ["Answer", "Run", "solve_all"]
 
 # How many plans that a solver's tolerance let over a bound are excluded, one after the other.
 MOST_EXCLUDED = 20
+
+# Of the time that is left, for plans that simple rules propose.
+RULES_SHARE = 0.2
 
 # Proven up to here: what a solver's tolerance leaves of a bound that ought to equal the value.
 PROVEN = 1e-6
@@ -148,6 +154,12 @@ def _begin(state: _State, parts: list[_Part]) -> None:
         rows = first_rows(table, state.goal, state.limits())
         if rows is not None:
             state.offer(table.plan(rows))
+    with suppress(OutOfTime):
+        left = [part.combination for part in parts if part.bound < state.cut()]
+        check = checker(state.deadline.part(RULES_SHARE))
+        for plan in rule_plans(state.problem, state.goal, left, check):
+            check()
+            state.offer(plan)
 
 
 def _work(state: _State, parts: list[_Part]) -> None:

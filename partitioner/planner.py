@@ -104,6 +104,7 @@ def plan_for(
     """
     problem = Problem(setting=setting, space=space or Space())
     deadline = Deadline(time_limit_s)
+    _check_functions(problem, objective.goal(1.0, 1.0))
     judge = _Judge(problem, solver, deadline)
     goal = objective.goal()
     first: Outcome | None = None
@@ -135,6 +136,7 @@ def pareto_front(
     deadline = Deadline(time_limit_s)
     bounds = objective_bounds or Objective()
     goal = replace(Objective(kind="min-cost").goal(), **bounds.bounds)
+    _check_functions(problem, goal)
     found = find_front(problem, goal, deadline=deadline, spacing=spacing)
     if not found.plans:
         judge = _Judge(problem, "auto", deadline)
@@ -158,6 +160,13 @@ def pareto_front(
     )
 
 
+def _check_functions(problem: Problem, goal: Goal) -> None:
+    """Infeasible if stages would be more than functions: that takes no search."""
+    most = problem.max_functions
+    if most is not None and problem.min_stages * problem.space.degrees[0] > most:
+        raise Infeasible(explain(problem, goal))
+
+
 class _Judge:
     """Asks one solver several questions about one problem, within one time limit."""
 
@@ -165,10 +174,10 @@ class _Judge:
         self.problem, self.solver, self.deadline = problem, solver, deadline
         self.notes: tuple[str, ...] = ()
 
-    def solve(self, goal: Goal, *, incumbent: Plan | None = None) -> Outcome:
-        return solve(
-            self.problem, goal, solver=self.solver, deadline=self.deadline, incumbent=incumbent
-        )
+    def solve(self, goal: Goal, *, incumbent: Plan | None = None, share: float = 1.0) -> Outcome:
+        """share: of the time left, that may be used."""
+        deadline = self.deadline.part(share)
+        return solve(self.problem, goal, solver=self.solver, deadline=deadline, incumbent=incumbent)
 
     def weighted(self, objective: Objective) -> tuple[Goal, Outcome]:
         """The goal of a weighted objective, and a plan to start from.
@@ -176,14 +185,19 @@ class _Judge:
         Its units are the least time and the least dollars of all plans within the bounds.
         """
         bounds = objective.bounds
-        fastest = self._least(Goal(time_weight=1.0, cost_weight=0.0, **bounds), None)
-        cheapest = self._least(Goal(time_weight=0.0, cost_weight=1.0, **bounds), fastest.plan)
+        # Of the time that there is the objective itself gets at least half.
+        fastest = self._least(Goal(time_weight=1.0, cost_weight=0.0, **bounds), None, share=1 / 4)
+        cheapest = self._least(
+            Goal(time_weight=0.0, cost_weight=1.0, **bounds), fastest.plan, share=1 / 3
+        )
         if any(one.status is not Status.OPTIMAL for one in (fastest, cheapest)):
             self.notes = ("weighted by the least time and dollars found, which are not proven",)
         return objective.goal(fastest.value, cheapest.value), cheapest
 
-    def _least(self, goal: Goal, incumbent: Plan | None) -> Outcome:
-        found = self.solve(goal, incumbent=incumbent)
+    def _least(self, goal: Goal, incumbent: Plan | None, share: float) -> Outcome:
+        found = self.solve(goal, incumbent=incumbent, share=share)
+        if found.status is Status.TIMED_OUT:
+            found = self.solve(goal, incumbent=incumbent)
         if found.interrupted:
             raise KeyboardInterrupt  # there is no objective yet, so nothing to answer
         if found.plan is None:

@@ -9,64 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-
-import numpy as np
+from dataclasses import replace
 
 from funcpipe.partitioner.backend import Deadline, Outcome, Problem, Status
 from funcpipe.partitioner.cost import evaluate
+from funcpipe.partitioner.incumbent import TOLERANCE, Best, OutOfTime, checker
 from funcpipe.partitioner.objective import Goal
 from funcpipe.partitioner.plan import Plan
-from funcpipe.partitioner.rows import Floats
+from funcpipe.partitioner.search_1f1b import rule_out, solve_1f1b
+from funcpipe.partitioner.starts import short_path, single_stages
 from funcpipe.partitioner.sweep import Incumbent, Sweep
-from funcpipe.partitioner.verify import faults
 
-__all__ = ["OutOfTime", "Search", "checker", "sweeps_of"]
+__all__ = ["Search", "sweeps_of"]
 
 FIRST_WIDTH = 8
 WIDTHS: tuple[int | None, ...] = (40, 250, 1500, None)
-TOLERANCE = 1e-9
-# 1f1b has no closed form: how many labels are kept at a cut, and plans simulated, a combination.
-WIDTH_1F1B = MOST_SIMULATED = 400
-TOO_MANY = 1 << 12  # plans waiting to be simulated
-
-
-class OutOfTime(Exception):
-    """The deadline has passed, or Ctrl-C was pressed."""
-
-
-@dataclass
-class Best:
-    """The best plan so far, for one goal."""
-
-    value: float = math.inf
-    plan: Plan | None = None
-    spread = False
-
-    def limit(self, time_s: Floats) -> Floats:
-        return np.full(np.shape(time_s), self.value * (1 - TOLERANCE))
-
-    def offer(self, time_s: float, dollars: float, value: float, plan: Callable[[], Plan]) -> None:
-        self.value, self.plan = value, plan()
-
-
-@dataclass
-class Candidates:
-    """Plans whose lower bound is below the best value: those that must be simulated."""
-
-    best: Best
-    found: list[tuple[float, Plan]] = field(default_factory=list)
-    overflow: float = math.inf
-    spread = False
-
-    def limit(self, time_s: Floats) -> Floats:
-        return self.best.limit(time_s)
-
-    def offer(self, time_s: float, dollars: float, value: float, plan: Callable[[], Plan]) -> None:
-        if len(self.found) < TOO_MANY:
-            self.found.append((value, plan()))
-        else:
-            self.overflow = min(self.overflow, value)
 
 
 class Search:
@@ -80,20 +37,20 @@ class Search:
         began_s = deadline.passed_s
         best = Best()
         if incumbent is not None:
-            _start_from(best, problem, goal, incumbent)
+            best.consider(problem, goal, incumbent)
         notes: list[str] = []
         interrupted = False
         sweeps: list[Sweep] = []
         try:
             check = checker(deadline)
-            sweeps = sweeps_of(problem, goal, best, check)
+            sweeps = sweeps_of(
+                problem, goal, best, check,
+                offer=lambda plan: best.plan is not None or best.consider(problem, goal, plan),
+            )  # fmt: skip
             order = sorted(sweeps, key=lambda sweep: sweep.bound)
             first_look(order, problem, goal, best, check)
             solve_gpipe([sweep for sweep in order if not sweep.is_1f1b], best, check)
-            for sweep in order:
-                if sweep.is_1f1b and not _is_done(sweep, best):
-                    solve_1f1b(sweep, problem, goal, best, check)
-                    sweep.release()
+            solve_1f1b([one for one in order if one.is_1f1b], problem, goal, best, check)
         except OutOfTime:
             notes.append("the time limit ended the search")
         except KeyboardInterrupt:
@@ -104,13 +61,13 @@ class Search:
         bounds = [sweep.bound for sweep in sweeps if not sweep.proven]
         if len(sweeps) < len(problem.combinations()):
             bounds.append(0.0)
-        if not notes and any(s.is_1f1b and not _is_done(s, best) for s in sweeps):
+        if not notes and any(s.is_1f1b and not s.is_done(best) for s in sweeps):
             notes.append(
                 "1f1b has no closed form: its most promising plans were simulated, and better ones "
                 "are not ruled out"
             )
             gpipe = [sweep for sweep in sweeps if not sweep.is_1f1b]
-            if gpipe and all(_is_done(sweep, best) for sweep in gpipe):
+            if gpipe and all(sweep.is_done(best) for sweep in gpipe):
                 notes.append("no gpipe plan is better: that is proven")
         found = outcome(
             problem, goal, best.plan, min(bounds, default=math.inf), solver=self.name,
@@ -145,53 +102,49 @@ def outcome(
     )
 
 
-def checker(deadline: Deadline) -> Callable[[], None]:
-    def check() -> None:
-        if deadline.over:
-            raise OutOfTime
-
-    return check
-
-
-def _start_from(best: Best, problem: Problem, goal: Goal, plan: Plan) -> None:
-    """Take a plan that is allowed as the first incumbent."""
-    estimate = evaluate(problem.setting, plan)
-    if not faults(problem, goal, plan, estimate):
-        best.plan, best.value = plan, goal.value(estimate.step_s, estimate.dollars)
-
-
 def sweeps_of(
-    problem: Problem, goal: Goal, best: Incumbent, check: Callable[[], None]
+    problem: Problem,
+    goal: Goal,
+    best: Incumbent,
+    check: Callable[[], None],
+    *,
+    offer: Callable[[Plan], bool],
 ) -> list[Sweep]:
-    found = []
+    """Of all combinations, with a first bound each, and ruled out where that is enough.
+
+    offer: is shown plans until it takes one. So there is one before much time is spent.
+    """
+    found, has_one = [], False
+    for plan in single_stages(problem):
+        check()
+        has_one = offer(plan)
+        if has_one:
+            break
     for combination in problem.combinations():
         check()
         sweep = Sweep(problem, combination, goal)
         sweep.narrow(best, rounds=1)
+        if not (has_one or sweep.proven or sweep.is_1f1b):
+            plans = short_path(problem, goal, sweep.table)
+            has_one = any(offer(plan) for plan in plans)
         sweep.release()
         found.append(sweep)
     return found
 
 
-def _is_done(sweep: Sweep, best: Best) -> bool:
-    """Whether nothing in the combination can be better than the best plan."""
-    if sweep.bound >= best.value * (1 - TOLERANCE):
-        sweep.proven = True
-    return sweep.proven
-
-
 def first_look(
     sweeps: Sequence[Sweep], problem: Problem, goal: Goal, best: Best, check: Callable[[], None]
 ) -> None:
-    """A few plans of each combination that could win: most others are then ruled out by bounds."""
+    """A plan of each combination that could win: most others are then ruled out by bounds."""
     for sweep in sweeps:
         check()
-        if _is_done(sweep, best):
+        if sweep.is_done(best):
+            continue
+        if sweep.is_1f1b:
+            rule_out([sweep], problem, goal, best, check, width=FIRST_WIDTH, rounds=2)
             continue
         sweep.narrow(best, rounds=2)
-        if not sweep.proven and sweep.is_1f1b:
-            solve_1f1b(sweep, problem, goal, best, check, width=FIRST_WIDTH)
-        elif not sweep.proven:
+        if not sweep.proven:
             sweep.bound = max(sweep.bound, sweep.run(best, width=FIRST_WIDTH, check=check))
         sweep.release()
 
@@ -201,45 +154,9 @@ def solve_gpipe(sweeps: Sequence[Sweep], best: Best, check: Callable[[], None]) 
     for width in WIDTHS:
         for sweep in sweeps:
             check()
-            if _is_done(sweep, best):
+            if sweep.is_done(best):
                 continue
             sweep.narrow(best)
             if not sweep.proven:
                 sweep.bound = max(sweep.bound, sweep.run(best, width=width, check=check))
             sweep.release()
-
-
-def solve_1f1b(
-    sweep: Sweep, problem: Problem, goal: Goal, best: Best, check: Callable[[], None],
-    *, width: int = WIDTH_1F1B,
-) -> None:  # fmt: skip
-    """Simulate the plans of a combination whose lower bound could win, best bound first.
-
-    The sweep's bound is then the least value that a plan which was not simulated could have.
-    """
-    sweep.narrow(best)
-    if sweep.proven:
-        return
-    candidates = Candidates(best)
-    left = sweep.run(candidates, width=width, check=check)
-    left = min(left, candidates.overflow)
-    candidates.found.sort(key=lambda pair: pair[0])
-    for number, (bound, plan) in enumerate(candidates.found):
-        if bound >= best.value * (1 - TOLERANCE):
-            break
-        if number == min(width, MOST_SIMULATED):
-            left = min(left, bound)
-            break
-        check()
-        _consider(problem, goal, best, plan)
-    sweep.bound = max(sweep.bound, left)
-    sweep.proven = left == math.inf
-    _is_done(sweep, best)
-
-
-def _consider(problem: Problem, goal: Goal, best: Best, plan: Plan) -> None:
-    estimate = evaluate(problem.setting, plan)
-    value = goal.value(estimate.step_s, estimate.dollars)
-    better = value < best.value * (1 - TOLERANCE)
-    if better and goal.allows(estimate.step_s, estimate.dollars) and estimate.fits:
-        best.value, best.plan = value, plan

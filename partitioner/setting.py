@@ -9,7 +9,10 @@ from funcpipe.errors import PlanError
 from funcpipe.partitioner.platform import PlatformSpec
 from funcpipe.partitioner.profile import ModelProfile
 
-__all__ = ["Setting"]
+__all__ = ["MOST_MICRO_BATCHES", "Setting"]
+
+MOST_MICRO_BATCHES = 1 << 16
+"""Of a step. Each is a request or more at every stage: nobody wants as many."""
 
 # Counted over whole runs of the examples, missed GETs were 1.1 to 3.8 times the others.
 MISSED_PER_GET = 1.3
@@ -63,4 +66,13 @@ class Setting:
         return self.platform.memory.tiers_mb
 
     def num_micro_batches(self, micro_batch_size: int) -> int:
-        return -(-self.batch_size // micro_batch_size)
+        """PlanError for more than `MOST_MICRO_BATCHES`."""
+        num = -(-self.batch_size // micro_batch_size)
+        if num > MOST_MICRO_BATCHES:
+            least = -(-self.batch_size // MOST_MICRO_BATCHES)
+            raise PlanError(
+                f"a batch of {self.batch_size} samples is {num} micro-batches of "
+                f"{micro_batch_size}; at most {MOST_MICRO_BATCHES} can be planned for, which takes "
+                f"micro-batches of at least {least} samples"
+            )
+        return num

@@ -55,7 +55,8 @@ def solve(
     try:
         found = backend(solver).solve(problem, goal, deadline=deadline, incumbent=incumbent)
     except SolverError as error:
-        if solver not in FALLBACKS:
+        # What it cannot solve by its nature is refused by all alike.
+        if solver not in FALLBACKS or "1f1b" in problem.space.schedules:
             raise
         notes = (f"solved by {FALLBACKS[solver]} instead of {solver}: {error.message}",)
         other = backend(FALLBACKS[solver])

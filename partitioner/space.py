@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from funcpipe.errors import PlanError
 from funcpipe.partitioner.plan import METHODS, SCHEDULES
-from funcpipe.partitioner.setting import Setting
+from funcpipe.partitioner.setting import MOST_MICRO_BATCHES, Setting
 from funcpipe.partitioner.waits import check_chain
 
 __all__ = ["RECOMPUTE", "Combination", "Space"]
 
 RECOMPUTE = ("never", "always", "choose")
+MOST_SIMULATED = 1 << 12
+"""Micro-batches of a step under 1f1b."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +79,18 @@ class Space:
         """Micro-batch sizes to try, growing; none above the batch."""
         batch = setting.batch_size
         if self.micro_batch_sizes is None:
-            powers = {1 << i for i in range(batch.bit_length()) if 1 << i <= batch}
+            least = -(-batch // MOST_MICRO_BATCHES)
+            if self.schedules == ("1f1b",):
+                least = -(-batch // MOST_SIMULATED)
+            powers = {1 << i for i in range(batch.bit_length()) if least <= 1 << i <= batch}
             return tuple(sorted(powers | {batch}))
         for size in self.micro_batch_sizes:
+            num = setting.num_micro_batches(size)
+            if self.schedules == ("1f1b",) and num > MOST_SIMULATED:
+                raise PlanError(
+                    f"{num} micro-batches of {size} samples; steps of 1f1b are simulated, of at "
+                    f"most {MOST_SIMULATED}: choose larger micro-batches"
+                )
             if size > batch:
                 raise PlanError(
                     f"a micro-batch of {size} samples is larger than the batch of {batch}; choose "
@@ -101,7 +112,7 @@ class Space:
         return min((limit for limit in limits if limit is not None), default=None)
 
     def most_stages(self, setting: Setting) -> int:
-        """Never more than layers."""
+        """Never more than layers; PlanError for a least number that cannot be."""
         layers = setting.profile.num_layers
         if self.min_stages > layers:
             raise PlanError(
@@ -111,13 +122,18 @@ class Space:
         return layers if self.max_stages is None else min(layers, self.max_stages)
 
     def combinations(self, setting: Setting) -> Iterator[Combination]:
-        """All that a plan has in common, in a fixed order. Degrees above M would idle."""
+        """All that a plan has in common, in a fixed order. Degrees above M would idle.
+
+        1f1b is simulated, so steps of more than `MOST_SIMULATED` micro-batches are left out.
+        """
         for size in self.sizes(setting):
-            useful = [d for d in self.degrees if d <= setting.num_micro_batches(size)]
+            num = setting.num_micro_batches(size)
+            useful = [degree for degree in self.degrees if degree <= num]
+            schedules = [s for s in self.schedules if s == "gpipe" or num <= MOST_SIMULATED]
             groups = [tuple(useful)] if self.per_stage else [(d,) for d in useful]
             for degrees in filter(None, groups):
                 for sync in self.sync:
-                    for schedule in self.schedules:
+                    for schedule in schedules:
                         for depth in (1,) if schedule == "gpipe" else self.depths:
                             yield Combination(
                                 micro_batch_size=size,

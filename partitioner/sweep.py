@@ -11,8 +11,10 @@ import numpy as np
 
 from funcpipe.partitioner.backend import Problem
 from funcpipe.partitioner.bounds import SLACK, Bounds, Cells
-from funcpipe.partitioner.labels import Labels, Pipeline, nondominated, pipeline_of
+from funcpipe.partitioner.incumbent import Best
+from funcpipe.partitioner.labels import Labels, Pipeline, nondominated
 from funcpipe.partitioner.objective import Goal
+from funcpipe.partitioner.oneforward import pipeline_of
 from funcpipe.partitioner.plan import Plan
 from funcpipe.partitioner.rows import Floats, Ints, Least, Rows
 from funcpipe.partitioner.space import Combination
@@ -41,10 +43,14 @@ class Incumbent(Protocol):
 
 
 class _Pass(NamedTuple):
-    """pools: labels that wait at their cut. kept: those that were grown, which are parents."""
+    """compares: whether a label makes another one superfluous. pools: labels that wait at their
+    cut. kept: those that were grown, which are parents.
+    """
 
     incumbent: Incumbent
     check: Callable[[], None]
+    width: int | None
+    compares: bool
     pools: dict[int, list[Labels]]
     kept: dict[int, Labels]
 
@@ -81,6 +87,12 @@ class Sweep:
     @property
     def table(self) -> Table:
         return self.rows.table
+
+    def is_done(self, best: Best) -> bool:
+        """Whether nothing in the combination can be better than the best plan."""
+        if self.bound >= best.bar:
+            self.proven = True
+        return self.proven
 
     def release(self) -> None:
         """Give back the memory of a long chain until it is its turn again."""
@@ -138,20 +150,26 @@ class Sweep:
     # -- passes ------------------------------------------------------------------------------
 
     def run(
-        self, incumbent: Incumbent, *, width: int | None = None, check: Callable[[], None]
+        self,
+        incumbent: Incumbent,
+        *,
+        width: int | None = None,
+        check: Callable[[], None],
+        every: bool = False,
     ) -> float:
         """Offer the incumbent what is found; the least value that anything else could have.
 
         width: keep only so many labels at each cut, the most promising (None: all). check: called
-        often; what it raises ends the pass. Of 1f1b nothing is proven by it: what was offered is
-        still to be simulated.
+        often; what it raises ends the pass. every: offer every plan below the limit, and not only
+        those than which no other is as good. Of 1f1b nothing is proven by it: values are lower
+        bounds, and plans are still to be simulated.
         """
         num = self.rows.num_layers
-        one = _Pass(incumbent, check, {num: [self.pipeline.root()]}, {})
+        one = _Pass(incumbent, check, width, not every, {num: [self.pipeline.root()]}, {})
         dropped = math.inf
         for cut in range(num, 0, -1):
             check()
-            labels, left_out = self._survivors(cut, one.pools.pop(cut, []), incumbent, width)
+            labels, left_out = self._survivors(cut, one)
             dropped = min(dropped, left_out)
             if len(labels):
                 one.kept[cut] = labels
@@ -160,12 +178,11 @@ class Sweep:
             self.proven = True
         return dropped
 
-    def _survivors(
-        self, cut: int, pool: list[Labels], incumbent: Incumbent, width: int | None
-    ) -> tuple[Labels, float]:
-        """Labels of the pool that can still win and that no other one makes superfluous, at most
-        `width` of them; and the least value that one beyond the width could come to.
+    def _survivors(self, cut: int, one: _Pass) -> tuple[Labels, float]:
+        """Labels that wait at the cut, can still win and are not made superfluous by others, at
+        most `width` of them; and the least value that one beyond the width could come to.
         """
+        pool, incumbent, width = one.pools.pop(cut, []), one.incumbent, one.width
         if not pool:
             return self.pipeline.root().take(slice(0, 0)), math.inf
         labels = Labels.join(pool)
@@ -177,8 +194,7 @@ class Sweep:
             chosen = chosen[_in_turns(cells[chosen])]
         # Few are compared with each other if few are kept anyway.
         first, left_out = _cut(chosen, values, None if width is None else 8 * width)
-        if len(first) and not self.is_1f1b:
-            # Of 1f1b only lower bounds are known: none makes another plan superfluous.
+        if len(first) > 1 and one.compares:
             some = labels.take(first)
             first = first[np.sort(nondominated(self._columns(cut, some)))]
         chosen, more = _cut(first, values, width)

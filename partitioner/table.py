@@ -29,10 +29,11 @@ class Table:
     """Arrays of one entry a row.
 
     start, stop: layers. memory_mb, degree, recompute: the choice. fill_f, fill_b, lane_f, lane_b:
-    seconds, as in `StageTimes`; lane_both: the busiest lane, forward and backward added. tail:
-    `cost.tail_s`. synchronises: whether there is a gradient to synchronise. per_s, per_step:
-    dollars of all replicas, as in `StageFees`. memory_fixed, memory_each: bytes, and bytes for each
-    micro-batch that is held. Rows are ordered by stop, then start.
+    seconds, as in `StageTimes`; lane_both: the busiest lane, forward and backward added. compute:
+    of that lane; entry: of an activation's way in and its gradient's way out. tail: `cost.tail_s`.
+    synchronises: whether there is a gradient to synchronise. per_s, per_step: dollars of all
+    replicas, as in `StageFees`. memory_fixed, memory_each: bytes, and bytes for each micro-batch
+    that is held. Rows are ordered by stop, then start.
     """
 
     combination: Combination
@@ -48,6 +49,8 @@ class Table:
     lane_f: Floats
     lane_b: Floats
     lane_both: Floats
+    compute: Floats
+    entry: Floats
     tail: Floats
     synchronises: Bools
     per_s: Floats

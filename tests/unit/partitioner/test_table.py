@@ -66,6 +66,10 @@ def assert_rows_are_stages(table: Table, rows: list[int], told: Estimate) -> Non
                 (times.down_f or 0) + (times.down_b or 0),
                 (times.up_f or 0) + (times.up_b or 0),
             ),
+            "compute": times.compute_f + times.compute_b,
+            "entry": sum(
+                lane + times.hop_s for lane in (times.down_f, times.up_b) if lane is not None
+            ),
             "tail": tail_s(times, table.combination.sync), "synchronises": times.synchronises,
             "per_s": stage.fees.per_s, "per_step": stage.fees.per_step,
             "memory_mb": stage.memory_mb, "degree": stage.degree,
