@@ -52,6 +52,6 @@ def test_what_a_start_takes_counts_in_a_run_of_known_length() -> None:
 
 def test_nothing_is_told_where_all_is_vouched_for() -> None:
     one = setting()
-    figures = {path: "1" for path in unverified(one)}
+    figures = dict.fromkeys(unverified(one), "1")
 
     assert grounds(replace(one, platform=one.platform.changed(figures))) == ()

@@ -430,3 +430,16 @@ def test_an_imported_profile_can_be_merged() -> None:
     assert profile.num_layers == 12
     assert totals(profile) == pytest.approx(totals(whole))
     assert re.search(r"not measured\); 158 layers merged to 12$", profile.source)
+
+
+def test_a_long_name_keeps_both_of_its_ends() -> None:
+    # Given layers that are described in more letters than a name has
+    path = FOLDER / "pipedream" / "vgg16.graph.txt"
+    assert "dilation=1, ceil_mode=False)" in path.read_text(encoding="utf-8")
+    # When
+    names = [layer.name for layer in load_profile(path).layers]
+    # Then
+    cut = [name for name in names if "..." in name]
+    assert cut
+    assert {len(name) for name in cut} == {80} == {max(map(len, names))}
+    assert all(name.startswith("node") and name.endswith("ceil_mode=False)") for name in cut)
