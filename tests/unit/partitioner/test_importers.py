@@ -63,7 +63,8 @@ def test_a_published_file_has_its_layers_and_says_how_it_was_scaled(name: str) -
     profile = load_profile(FOLDER / name)
     # Then
     assert profile.num_layers == num_layers
-    assert f"{samples} samples a batch" in profile.source
+    plural = "" if samples == 1 else "s"
+    assert f"{samples} sample{plural} a batch" in profile.source
     assert "assumed" not in profile.source
     assert profile.batch_size == max(64, samples)
     assert profile.name == Path(name).name.partition(".")[0]
