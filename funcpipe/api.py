@@ -91,13 +91,17 @@ def plan(
     profile: a `ModelProfile`, or the path of one. platform: a name that ``funcpipe platforms``
     lists, or the path of a platform file. objective: ``min-time``, ``min-cost``,
     ``weighted:ALPHA`` or ``raw:ALPHA`` with ALPHA from 0 (time) to 1 (dollars).
-    options: the other fields of `funcpipe.planning.PlanOptions`, such as ``max_time_s=2.5``,
-    ``max_cost=0.001`` (bounds for a step), ``batch_size=64``, ``degrees=(1, 2, 4)``,
-    ``per_stage=True``, ``time_limit_s=60``.
+    options: the other fields of `funcpipe.planning.PlanOptions`, such as ``max_cost=0.001``,
+    ``batch_size=64``, ``degrees=(1, 2, 4)``, ``per_stage=True``. They are the options of
+    ``funcpipe plan`` with ``_`` for ``-``, but for three:
 
-    What was found out about it, and whether it is proven best, is in ``plan.predicted``; `train`
-    takes it as its `plan`. Raises `Infeasible`, with the reason, where there is none, and another
-    `FuncpipeError` for what cannot be asked.
+        max_time_s       --max-time      most seconds of a step
+        num_steps        --steps         steps of the run
+        time_limit_s     --time-limit    seconds for the search
+
+    What was found out about it, whether it is proven best, and among which plans (``notes``), is in
+    ``plan.predicted``; `train` takes it as its `plan`. Raises `Infeasible`, with the reason, where
+    there is none, and another `FuncpipeError` for what cannot be asked.
     """
     from funcpipe.planning import PlanOptions, question
 
@@ -110,9 +114,11 @@ def pareto(
     platform: PlatformSpec | str | os.PathLike[str] = "aws-lambda",
     **options: Any,
 ) -> list[Plan]:
-    """All plans than which no other is both faster and cheaper, the fastest first.
+    """All gpipe plans than which no other gpipe plan is both faster and cheaper, the fastest first.
 
-    options: as for `plan`; there is neither an objective nor a solver to choose.
+    Plans of 1f1b are not looked at, and one may be both: `plan` with ``max_time_s`` or ``max_cost``
+    looks at both schedules. options: as for `plan`; there is neither an objective nor a solver to
+    choose.
     """
     from funcpipe.planning import PlanOptions, question
 

@@ -6,8 +6,8 @@ import argparse
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,7 @@ examples:
   funcpipe plan --profile examples/plan/bert-large.json --max-time 60 --batch-size 32
       the cheapest one whose steps of 32 samples take at most a minute
   funcpipe plan --profile examples/plan/bert-large.json --pareto
-      all plans than which none is both faster and cheaper
+      all gpipe plans than which no other is both faster and cheaper
   funcpipe plan --profile examples/plan/digits.json --objective min-time -o plan.json
       a plan in a file, for `funcpipe train job.py --plan plan.json`
 
@@ -69,8 +69,8 @@ def add_plan(commands: Any, add_common: Callable[[argparse.ArgumentParser, str],
                        "it, for `funcpipe train --plan`")  # fmt: skip
     group.add_argument("--compare", action="store_true", help="also show what other ways to choose "
                        "a plan would take")  # fmt: skip
-    group.add_argument("--pareto", action="store_true", help="instead of one plan, show all than "
-                       "which none is both faster and cheaper")  # fmt: skip
+    group.add_argument("--pareto", action="store_true", help="instead of one plan, show all "
+                       "gpipe plans than which no other is both faster and cheaper")  # fmt: skip
     add_common(parser, "print it as JSON, alone, on stdout")
     parser.set_defaults(command=_plan, parser=parser)
 
@@ -89,15 +89,18 @@ def _plan(arguments: argparse.Namespace, _: object) -> int:
             front = asked.front()
         _show(arguments, lambda: _front_parts(asked, front), lambda: _front_dict(front))
         return 0
-    with _searching(asked):
+    others: list[Baseline] = []
+    with _searching(asked) as tell:
         answer = asked.answer()
-        others = asked.baselines(answer) if arguments.compare else []
+        if arguments.compare:
+            begin = lambda name: tell(f"comparing: what {name} would choose")  # noqa: E731
+            answer, others = asked.compared(answer, begin=begin)
     if arguments.output is not None:
         write_output(Path(arguments.output), json.dumps(answer.plan.to_dict(), indent=2) + "\n")
     _show(
         arguments,
         lambda: _answer_parts(asked, answer, others),
-        lambda: _answer_dict(answer) | _others_dict(others, compared=arguments.compare),
+        lambda: _answer_dict(asked, answer) | _others_dict(others, compared=arguments.compare),
     )
     return 0
 
@@ -116,15 +119,18 @@ def _refuse_beside_pareto(arguments: argparse.Namespace, given: Mapping[str, Any
             arguments.parser.error(f"--pareto and {option} do not go together: {reason}")
 
 
-def _searching(asked: Question) -> AbstractContextManager[object]:
-    """Tells whoever looks at stderr that this may take a while."""
+@contextmanager
+def _searching(asked: Question) -> Iterator[Callable[[str], object]]:
+    """Tells whoever looks at stderr that this may take a while; gives what tells of more."""
     from rich.console import Console
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        return nullcontext()
+        yield lambda _: None
+        return
     limit = "" if asked.time_limit_s is None else f", for at most {asked.time_limit_s:g} s"
-    return console.status(f"searching{limit}")
+    with console.status(f"searching{limit}") as status:
+        yield status.update
 
 
 # -- what is printed -------------------------------------------------------------------------
@@ -156,7 +162,7 @@ def _answer_parts(
     from funcpipe.report.plan_text import plan_parts, width_of
 
     width = width_of(Console())
-    yield from plan_parts(asked.setting, answer, width=width)
+    yield from plan_parts(asked.setting, answer, gpipe_alone=asked.gpipe_alone, width=width)
     if others:
         yield from compare_parts(answer, others, width=width)
 
@@ -167,7 +173,7 @@ def _front_parts(asked: Question, front: Front) -> Iterable[RenderableType]:
     return front_parts(asked.setting, front)
 
 
-def _answer_dict(answer: Answer) -> dict[str, Any]:
+def _answer_dict(asked: Question, answer: Answer) -> dict[str, Any]:
     return {
         "plan": answer.plan.to_dict(),
         "objective": str(answer.objective),
@@ -175,6 +181,8 @@ def _answer_dict(answer: Answer) -> dict[str, Any]:
         "bound": answer.bound,
         "gap": answer.gap,
         "status": answer.status.value,
+        "schedules": list(asked.space.schedules),
+        "gpipe_proven": answer.gpipe_proven,
         "solver": answer.solver,
         "seconds": answer.seconds,
         "notes": list(answer.notes),
@@ -203,6 +211,7 @@ def _others_dict(others: list[Baseline], *, compared: bool) -> dict[str, Any]:
 
 def _front_dict(front: Front) -> dict[str, Any]:
     return {
+        "schedules": ["gpipe"],
         "complete": front.complete,
         "spacing": front.spacing,
         "seconds": front.seconds,

@@ -74,7 +74,8 @@ GROUPS: dict[str, dict[str, dict[str, Any]]] = {
         "per_stage": {"action": "store_true", "help": "let each stage have a degree of its own; "
                       "degrees must then divide each other (default: one for all stages)"},
         "schedules": {"type": _several(str), "metavar": "NAME[,NAME]", "help": "gpipe, 1f1b or "
-                      "both (default: both, where the solver knows 1f1b; gpipe for --pareto)"},
+                      "both (default: both, or gpipe alone for cbc, highs, gurobi and --pareto, "
+                      "which know no 1f1b)"},
         "depths": {"type": _several(count), "metavar": "N[,N..]", "help": "1f1b: micro-batches in "
                    "flight at the first stage for each stage of the plan (default: 1,2)"},
         "recompute": {"choices": ("never", "always", "choose"), "help": "compute activations again "

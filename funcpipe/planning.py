@@ -5,13 +5,14 @@ The command line and `funcpipe.api` both go through here; neither torch nor a jo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from funcpipe.errors import PlanError, PlatformError
+from funcpipe.errors import Infeasible, PlanError, PlatformError
 from funcpipe.partitioner.figures import as_text, near
+from funcpipe.partitioner.grounds import grounds
 from funcpipe.partitioner.objective import Objective
 from funcpipe.partitioner.plan import SCHEDULES
 from funcpipe.partitioner.platform import PlatformSpec
@@ -144,8 +145,8 @@ class PlanOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is to be planned. any_schedule: nobody chose one. merged: what the search sees instead
-    of the setting's profile.
+    """What is to be planned. any_schedule: nobody chose one, so that it is the solver that leaves
+    `1f1b` out, if anything does. merged: what the search sees instead of the setting's profile.
     """
 
     setting: Setting
@@ -157,38 +158,77 @@ class Question:
     merged: Merged | None = None
 
     def answer(self) -> Answer:
-        """The best plan; `Infeasible` says why there is none."""
+        """The best plan, whose notes `plan.predicted` has too; `Infeasible` if there is none."""
         from funcpipe.partitioner.planner import plan_for
 
-        found = plan_for(
-            self.searched,
-            objective=self.objective,
-            space=self.space,
-            solver=self.solver,
-            time_limit_s=self.time_limit_s,
-        )
+        try:
+            found = plan_for(
+                self.searched,
+                objective=self.objective,
+                space=self.space,
+                solver=self.solver,
+                time_limit_s=self.time_limit_s,
+            )
+        except Infeasible as error:
+            if self.gpipe_alone:
+                raise _among_gpipe(error, "the solver search looks at both") from error
+            raise
         found = self._expanded(found)
-        return replace(found, notes=(*found.notes, *self._loss_by_merging(found)))
+        notes = [*found.notes, *self._loss_by_merging(found)]
+        if self.gpipe_alone:
+            notes.append(
+                f"among gpipe plans: {self.solver} knows no other, and a plan of 1f1b may be better"
+            )
+        return _noted(found, (*notes, *grounds(self.setting)))
 
     def front(self) -> Front:
-        """All plans than which none is both faster and cheaper, within the objective's bounds."""
+        """All gpipe plans than which no other one is both faster and cheaper, within the bounds."""
         from funcpipe.partitioner.planner import pareto_front
 
-        found = pareto_front(
-            self.searched,
-            objective_bounds=self.objective,
-            space=replace(self.space, schedules=GPIPE) if self.any_schedule else self.space,
-            time_limit_s=self.time_limit_s,
-        )
+        try:
+            found = pareto_front(
+                self.searched,
+                objective_bounds=self.objective,
+                space=replace(self.space, schedules=GPIPE) if self.any_schedule else self.space,
+                time_limit_s=self.time_limit_s,
+            )
+        except Infeasible as error:
+            if self.any_schedule:
+                raise _among_gpipe(error, "ask for one plan instead of all") from error
+            raise
         answers = tuple(self._expanded(answer) for answer in found.answers)
-        return replace(found, answers=answers, notes=(*found.notes, *self._notes))
+        notes = [*found.notes, *self._notes]
+        if self.any_schedule:
+            notes.append("plans of 1f1b were not looked at: one may be both faster and cheaper")
+        return replace(found, answers=answers, notes=(*notes, *grounds(self.setting)))
 
-    def baselines(self, answer: Answer) -> list[Baseline]:
-        """What others would choose, by the same model, the same goal and all layers."""
+    def compared(
+        self, answer: Answer, *, begin: Callable[[str], object] = lambda _: None
+    ) -> tuple[Answer, list[Baseline]]:
+        """What others would choose, by the same model, the same goal and all layers.
+
+        begin: called with the name of each before it is looked for. Ctrl-C ends the comparison
+        with those that there are, and the answer then has a note of it.
+        """
         from funcpipe.partitioner.backend import Problem
-        from funcpipe.partitioner.baselines import compare
+        from funcpipe.partitioner.baselines import BASELINES, compare
 
-        return compare(Problem(setting=self.setting, space=self.space), answer.goal)
+        problem = Problem(setting=self.setting, space=self.space)
+        found: list[Baseline] = []
+        try:
+            for name in BASELINES:
+                begin(name)
+                found += compare(problem, answer.goal, only=[name])
+        except KeyboardInterrupt:
+            left = ", ".join(list(BASELINES)[len(found) :])
+            note = f"Ctrl-C ended the comparison, which lacks {left}"
+            answer = _noted(answer, (*answer.notes, note))
+        return answer, found
+
+    @property
+    def gpipe_alone(self) -> bool:
+        """Whether 1f1b is left out though nobody said so."""
+        return self.any_schedule and self.space.schedules == GPIPE
 
     @property
     def searched(self) -> Setting:
@@ -237,6 +277,15 @@ class Question:
             f"{self.merged.profile.num_layers}: what is said of the best plan holds for cuts "
             "between these",
         )
+
+
+def _among_gpipe(error: Infeasible, else_: str) -> Infeasible:
+    return Infeasible(f"{error.message} (among gpipe plans; one of 1f1b may do: {else_})")
+
+
+def _noted(answer: Answer, notes: tuple[str, ...]) -> Answer:
+    predicted = {**(answer.plan.predicted or {}), "notes": list(notes)}
+    return replace(answer, notes=notes, plan=replace(answer.plan, predicted=predicted))
 
 
 def question(profile: ModelProfile | str | Path, options: PlanOptions) -> Question:

@@ -38,7 +38,8 @@ class Outcome:
     """value: the goal's, as `cost.evaluate` gives it; bound: no plan can have less.
 
     seconds: that the search took. notes: what a user should know of how it was found.
-    interrupted: whether Ctrl-C ended it.
+    interrupted: whether Ctrl-C ended it. gpipe_proven: whether no gpipe plan is better, though one
+    of 1f1b may be.
     """
 
     plan: Plan | None
@@ -50,6 +51,7 @@ class Outcome:
     solver: str
     notes: tuple[str, ...] = ()
     interrupted: bool = False
+    gpipe_proven: bool = False
 
     @property
     def found(self) -> tuple[Plan, Estimate]:

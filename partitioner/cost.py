@@ -35,14 +35,15 @@ _StageLanes = tuple[float | None, float, float | None]
 class StepTime:
     """Seconds of a training step and its parts. forward_s: until the last stage has the last
     output. backward_s, tail_s: of the stage that ends last, until its gradients are final, and
-    from there on: synchronisation and optimiser. how: `exact` within the model, an `upper bound`
-    (a last micro-batch that is smaller, and the two cases of `gpipe_s`), or `simulated`.
+    from there on: synchronisation and optimiser. None under `1f1b`, which mixes them. how: `exact`
+    within the model, an `upper bound` (a last micro-batch that is smaller, whatever the schedule,
+    and the two cases of `gpipe_s`), or `simulated`.
     """
 
     total_s: float
-    forward_s: float
-    backward_s: float
-    tail_s: float
+    forward_s: float | None
+    backward_s: float | None
+    tail_s: float | None
     how: str
 
 
@@ -172,7 +173,8 @@ def step_time(
             times, num_micro_batches=num_micro_batches, schedule=schedule, in_flight=in_flight,
             sync=sync,
         )  # fmt: skip
-        return StepTime(total_s=total, forward_s=0.0, backward_s=total, tail_s=0.0, how=SIMULATED)
+        how = SIMULATED if whole else BOUND
+        return StepTime(total_s=total, forward_s=None, backward_s=None, tail_s=None, how=how)
     forward = forward_s(times, num_micro_batches)
     ends = backward_ends_s(times, num_micro_batches)
     tails = [tail_s(one, sync) for one in times]

@@ -144,6 +144,7 @@ def _known() -> str:
 def _scaled(path: Path, published: Published, form: Format, scale: Scale) -> ModelProfile:
     samples = scale.samples or published.samples
     how = "as told" if scale.samples else published.samples_how
+    batch = f"{samples} sample{'' if samples == 1 else 's'} a batch ({how})"
     slowdown = form.slowdown if scale.slowdown is None else scale.slowdown
     factor = form.optimizer_factor if scale.optimizer_factor is None else scale.optimizer_factor
     graph = published.graph
@@ -159,7 +160,7 @@ def _scaled(path: Path, published: Published, form: Format, scale: Scale) -> Mod
         batch_size=scale.batch_size or max(samples, LEAST_BATCH),
         input_bytes=inputs / samples,
         source=(
-            f"{path.name}, {form.title}: {samples} samples a batch ({how}); one vCPU takes "
+            f"{path.name}, {form.title}: {batch}; one vCPU takes "
             f"{slowdown:g} times as long as the measured device, {scale.parallel:.0%} of the work "
             "is spread over vCPUs (not measured)"
         ),
@@ -173,7 +174,7 @@ def _layer(
     shares = [scale.share(vcpu) for vcpu in scale.vcpus]
     name = "".join(letter for letter in segment.name if letter.isprintable())
     return LayerProfile(
-        name=name[:_NAME_LENGTH],
+        name=_shortened(name),
         forward_s=tuple((forward * share,) for share in shares),
         backward_s=tuple((backward * share,) for share in shares),
         parameter_bytes=segment.total("parameter_bytes"),
@@ -182,6 +183,14 @@ def _layer(
         output_bytes=segment.output_bytes / samples,
         output_gradient_bytes=segment.gradient_bytes / samples,
     )
+
+
+def _shortened(name: str) -> str:
+    """Cut in the middle: both ends of a layer's description tell more than its options."""
+    if len(name) <= _NAME_LENGTH:
+        return name
+    kept = _NAME_LENGTH - 3
+    return f"{name[: kept - kept // 2]}...{name[-(kept // 2) :]}"
 
 
 def _is_number(value: object) -> bool:

@@ -164,9 +164,10 @@ def balanced_cuts(weights: Sequence[float], num_stages: int) -> list[int]:
     num_layers = len(weights)
     _count("plan", "number of stages", num_stages)
     if num_stages > num_layers:
+        plural = "" if num_layers == 1 else "s"
         raise PlanError(
-            f"{num_stages} stages were asked for, but the model has {num_layers} layers; "
-            f"use at most {num_layers} stages"
+            f"{num_stages} stages were asked for, but the model has {num_layers} layer{plural}; "
+            f"use at most {num_layers} stage{plural}"
         )
     total = [0.0]
     for weight in weights:

@@ -46,6 +46,7 @@ class Answer:
     seconds: float
     solver: str
     notes: tuple[str, ...] = ()
+    gpipe_proven: bool = False
 
     @property
     def gap(self) -> float:
@@ -267,6 +268,7 @@ def _answer(
         seconds=deadline.passed_s,
         solver=found.solver,
         notes=notes,
+        gpipe_proven=found.gpipe_proven,
     )
     return replace(answer, plan=replace(plan, predicted=_predicted(setting, answer)))
 

@@ -59,13 +59,15 @@ def _faults_of_plan(problem: Problem, plan: Plan) -> Iterator[str]:
     if not space.per_stage and len(set(plan.degrees)) > 1:
         yield f"its stages have different degrees: {plan.degrees}"
     if not problem.min_stages <= len(plan.stages) <= problem.max_stages:
-        yield f"it has {len(plan.stages)} stages"
+        yield f"it has {len(plan.stages)} stage{'' if len(plan.stages) == 1 else 's'}"
     if problem.max_functions is not None and plan.num_functions > problem.max_functions:
         yield f"it has {plan.num_functions} functions of at most {problem.max_functions}"
     if plan.micro_batch_size not in space.sizes(setting):
         yield f"micro-batches of {plan.micro_batch_size} are not to be chosen from"
-    if plan.schedule not in space.schedules or plan.sync not in space.sync:
-        yield f"{plan.schedule} with {plan.sync} is not to be chosen from"
+    if plan.schedule not in space.schedules:
+        yield f"the schedule {plan.schedule} is not to be chosen from"
+    if plan.sync not in space.sync:
+        yield f"synchronisation by {plan.sync} is not to be chosen from"
     num = len(plan.stages)
     in_flight = num if plan.in_flight is None else plan.in_flight
     if plan.schedule == "1f1b" and in_flight not in [depth * num for depth in space.depths]:

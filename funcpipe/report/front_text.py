@@ -31,12 +31,12 @@ def front_parts(setting: Setting, front: Front) -> Iterator[RenderableType]:
     else:
         whole = "not all of them: the search was cut short"
     yield Text(
-        f"Plans for {setting.profile.name} on {setting.platform.name} than which none is both "
-        f"faster and cheaper: {len(front.answers):,} in "
+        f"gpipe plans for {setting.profile.name} on {setting.platform.name} than which no other "
+        f"gpipe plan is both faster and cheaper: {len(front.answers):,} in "
         f"{format_number(front.seconds, digits=2)} s; {whole}"
     )
-    for note in front.notes:
-        yield Text(f"note: {note}")
+    if front.notes:
+        yield Text("\n".join(f"note: {note}" for note in front.notes))
     table = table_of("step s", "dollars", *_SHAPE)
     places = places_of(min((one.estimate.dollars for one in front.answers), default=0.0))
     for one in _some(front.answers):
@@ -84,10 +84,17 @@ def compare_parts(
             *_shape(plan)[:shown],
         )
     yield table
-    for one in baselines:
-        if one.why:
-            none = "" if math.isfinite(one.time_s) else "no plan; "
-            yield Text(f"{one.name}: {none}{one.why}")
+    remarks = [f"{one.name}: {_remark(one)}" for one in baselines if one.why]
+    if remarks:
+        yield Text("\n".join(remarks))
+
+
+def _remark(one: Baseline) -> str:
+    if not math.isfinite(one.time_s):
+        return f"no plan; {one.why}"
+    if one.plan is None:
+        return one.why
+    return f"its plan is beyond what may be chosen here, and only to compare with; {one.why}"
 
 
 _SHAPE = ("stages", "degrees", "memory MB", "micro-batch")
@@ -114,7 +121,10 @@ def _joined(numbers: Sequence[int]) -> str:
 
 
 def _ratio(value: float, own: float) -> str:
-    return f"{value / own:.2f}" if own > 0 else "-"
+    ratio = value / own if own > 0 else math.nan
+    if math.isnan(ratio):
+        return "-"
+    return f"{ratio:.2f}" if ratio < 1e5 else f"{ratio:.1e}"
 
 
 def scatter(points: Sequence[tuple[float, float]]) -> list[str]:

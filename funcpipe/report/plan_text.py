@@ -12,13 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from funcpipe.partitioner.backend import Status
+from funcpipe.partitioner.cost import BOUND
 from funcpipe.partitioner.objective import Objective
 from funcpipe.report.picture import LEGEND, picture
 from funcpipe.report.units import format_dollars, format_number, places_of
 
 if TYPE_CHECKING:
     from funcpipe.partitioner.cost import StageEstimate
-    from funcpipe.partitioner.figures import Figure
     from funcpipe.partitioner.plan import Plan
     from funcpipe.partitioner.planner import Answer
     from funcpipe.partitioner.profile import ModelProfile
@@ -76,26 +76,54 @@ def _print(parts: Sequence[RenderableType], console: Console, width: int) -> Non
         console.print(part, width=width)
 
 
-def plan_parts(setting: Setting, answer: Answer, *, width: int = WIDTH) -> Iterator[RenderableType]:
-    """Everything about an answer, to be printed one below the other."""
-    yield _headline(setting, answer)
+def plan_parts(
+    setting: Setting, answer: Answer, *, gpipe_alone: bool = False, width: int = WIDTH
+) -> Iterator[RenderableType]:
+    """Everything about an answer, to be printed one below the other.
+
+    gpipe_alone: whether 1f1b was left out though the user did not say so.
+    """
+    yield _headline(setting, answer, gpipe_alone=gpipe_alone)
     yield _facts(setting, answer)
     yield _stages(setting, answer, narrow=width < NARROW)
     yield _layers(setting.profile, answer.plan)
     yield _drawn(setting, answer, width)
 
 
-def proof(answer: Answer) -> str:
-    """How sure it is that there is no better plan, in words."""
+def proof(answer: Answer, *, gpipe_alone: bool = False) -> str:
+    """How sure it is that there is no better plan, in words. gpipe_alone: as for `plan_parts`."""
     if answer.status is Status.OPTIMAL:
-        return "proven optimal"
-    return f"not proven: a better plan may have up to {100 * answer.gap:.2g}% less"
+        return "proven optimal among gpipe plans" if gpipe_alone else "proven optimal"
+    if answer.gpipe_proven:
+        return f"no gpipe plan is better (proven); {_better('one of 1f1b', answer)}"
+    which = "a better gpipe plan" if gpipe_alone else "a better plan"
+    return f"not proven: {_better(which, answer)}"
 
 
-def _headline(setting: Setting, answer: Answer) -> Text:
+_LESS = {"min-time": "take {} less time", "min-cost": "cost {} less"}
+
+
+def _better(which: str, answer: Answer) -> str:
+    """How much so, as far as it is known."""
+    if answer.bound <= 0:
+        return "how much better another plan may be is not known"
+    less = _LESS.get(answer.objective.kind, "have {} less of the objective")
+    return f"{which} may {less.format(f'up to {_percent(answer.gap)}')}"
+
+
+def _percent(share: float) -> str:
+    """Rounded up: what is said to be the most is no less."""
+    percent = 100 * share
+    if percent < 0.01:
+        return "0.01%"
+    digits = max(0, 1 - math.floor(math.log10(percent)))
+    return f"{math.ceil(percent * 10**digits - 1e-9) / 10**digits:.{digits}f}%"
+
+
+def _headline(setting: Setting, answer: Answer, *, gpipe_alone: bool) -> Text:
     line = Text(f"Plan for {setting.profile.name} on {setting.platform.name}, {answer.objective}: ")
-    style = "bold green" if answer.status is Status.OPTIMAL else "bold yellow"
-    line.append(proof(answer), style)
+    sure = answer.status is Status.OPTIMAL or answer.gpipe_proven
+    line.append(proof(answer, gpipe_alone=gpipe_alone), "bold green" if sure else "bold yellow")
     return line
 
 
@@ -115,52 +143,46 @@ def _fact_rows(setting: Setting, answer: Answer) -> Iterator[tuple[str, str]]:
     estimate, plan = answer.estimate, answer.plan
     yield "step", _step(answer)
     yield "cost", _cost(answer)
-    speed = setting.batch_size / estimate.step_s if estimate.step_s > 0 else 0.0
-    million = estimate.dollars / setting.batch_size * 1e6
-    yield (
-        "speed",
-        (f"{format_number(speed)} samples/s; {format_dollars(million)} per million samples"),
-    )
+    yield "speed", _speed(setting, answer)
     if setting.num_steps is not None:
         hours = estimate.step_s * setting.num_steps / 3600
         yield (
             "run",
             (
-                f"{setting.num_steps:,} steps: {format_number(hours)} h, "
+                f"{_counted(setting.num_steps, 'step')}: {format_number(hours)} h, "
                 f"{format_dollars(estimate.dollars * setting.num_steps)}"
             ),
         )
     batches = _counted(estimate.num_micro_batches, "micro-batch")
     yield "batch", f"{setting.batch_size:,} samples, {batches} of {plan.micro_batch_size:,}"
-    yield "runs as", _runs_as(plan)
+    yield "runs as", _runs_as(plan, batches)
     yield "objective", _objective(answer)
     yield "found by", f"{answer.solver} in {format_number(answer.seconds, digits=2)} s"
     for note in answer.notes:
         yield "note", note
-    unverified = [f.path for f in setting.platform.figures if _matters(f)]
-    if unverified:
-        names = ", ".join(unverified)
-        yield "note", f"figures of {setting.platform.name} without a public source: {names}"
-
-
-def _matters(figure: Figure) -> bool:
-    """Whether planning uses an unverified figure."""
-    return not figure.is_verified and figure.path.startswith(_USED)
-
-
-_USED = ("price.", "network.up", "network.down", "network.latency", "cpu.vcpu", "memory.tiers")
 
 
 def _step(answer: Answer) -> str:
     time = answer.estimate.time
     text = f"{format_number(time.total_s)} s"
-    if time.forward_s:  # a schedule that mixes forwards and backwards has no such parts
-        text += (
-            f": forward {format_number(time.forward_s)}, backward {format_number(time.backward_s)}"
-        )
-        if time.tail_s > 0:
-            text += f", synchronisation and optimiser {format_number(time.tail_s)}"
-    return f"{text} ({time.how})"
+    if time.how == BOUND:
+        text = f"at most {text}"
+    parts = {"forward": time.forward_s, "backward": time.backward_s}
+    if time.tail_s is not None and time.tail_s > 0:
+        parts["synchronisation and optimiser"] = time.tail_s
+    told = [f"{name} {format_number(s)}" for name, s in parts.items() if s is not None]
+    return f"{text}{': ' if told else ''}{', '.join(told)} ({time.how})"
+
+
+def _speed(setting: Setting, answer: Answer) -> str:
+    time = answer.estimate.time
+    price = (
+        f"{format_dollars(answer.estimate.dollars / setting.batch_size * 1e6)} per million samples"
+    )
+    if time.total_s <= 0:
+        return f"unknown, for a step takes no time; {price}"
+    least = "at least " if time.how == BOUND else ""
+    return f"{least}{format_number(setting.batch_size / time.total_s)} samples/s; {price}"
 
 
 def _cost(answer: Answer) -> str:
@@ -170,11 +192,14 @@ def _cost(answer: Answer) -> str:
     return f"{format_dollars(estimate.dollars)} per step: {', '.join(parts) or 'nothing'}"
 
 
-def _runs_as(plan: Plan) -> str:
+def _runs_as(plan: Plan, batches: str) -> str:
     text = f"{_counted(len(plan.stages), 'stage')}, {_counted(plan.num_functions, 'function')}, "
+    if len(plan.stages) == 1 and plan.schedule == "1f1b" and plan.in_flight == 1:
+        text += f"gradients accumulated over {batches} ("
     text += plan.schedule
     if plan.in_flight is not None:
         text += f" with {plan.in_flight} in flight"
+    text += ")" if "(" in text else ""
     return f"{text}, {plan.sync} synchronisation" if max(plan.degrees) > 1 else text
 
 
@@ -271,7 +296,18 @@ def _drawn(setting: Setting, answer: Answer, width: int) -> Text:
     rows = picture(
         simulation.timeline, num_stages=len(labels), total_s=simulation.total_s, width=room
     )
-    lines = [f"A step of {format_number(simulation.total_s)} s, from left to right"]
+    took = f"A step of {format_number(simulation.total_s)} s, from left to right"
+    lines = [took + _difference(setting, answer, simulation.total_s)]
     widest = max(map(len, labels))
     lines += [f"{label:{widest}}|{row}|" for label, row in zip(labels, rows, strict=True)]
     return Text("\n".join([*lines, LEGEND]))
+
+
+def _difference(setting: Setting, answer: Answer, drawn_s: float) -> str:
+    """Why the picture's step is shorter than the one that is told above it."""
+    if math.isclose(drawn_s, answer.estimate.step_s, rel_tol=1e-9, abs_tol=1e-12):
+        return ""
+    size = answer.plan.micro_batch_size
+    if setting.batch_size % min(size, setting.batch_size):
+        return "; the smaller last micro-batch counts here as it is"
+    return "; what is counted in full above counts here as it is"

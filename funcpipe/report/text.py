@@ -104,7 +104,8 @@ def _fact_rows(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "cost", _cost(summary, Bill.from_dict(summary.bill))
     yield "job", f"{summary.job}, {_counted(summary.epochs, 'epoch')}"
     yield "plan", _plan_text(summary.plan)
-    yield from _predicted(summary.plan.get("predicted"))
+    on_none = bool(summary.functions) and summary.emulation is None
+    yield from _predicted(summary.plan.get("predicted"), on_none=on_none)
     yield "ran on", f"{summary.platform}, store {summary.store}"
     yield from _emulation_rows(summary.emulation or {})
     if not summary.if_absent:
@@ -182,8 +183,11 @@ def _plan_text(plan: Mapping[str, Any]) -> str:
     return ", ".join(parts) or "none"
 
 
-def _predicted(told: object) -> Iterator[tuple[str, str]]:
-    """What the planner said of the plan; its file may be anyone's, so only numbers are shown."""
+def _predicted(told: object, *, on_none: bool) -> Iterator[tuple[str, str]]:
+    """What the planner said of the plan; its file may be anyone's, so only numbers are shown.
+
+    on_none: whether what was measured is of no platform, unlike what was predicted.
+    """
     if not isinstance(told, Mapping):
         return
     step_s, dollars = told.get("step_s"), told.get("dollars")
@@ -194,7 +198,8 @@ def _predicted(told: object) -> Iterator[tuple[str, str]]:
         parts.append(f"{format_dollars(dollars)} per step")
     if parts:
         where = f" on {told['platform']}" if "platform" in told else ""
-        yield "predicted", ", ".join(parts) + where
+        other = "; this run was on no platform, so that the two do not compare" if on_none else ""
+        yield "predicted", ", ".join(parts) + where + other
 
 
 def _joined(numbers: Sequence[int]) -> str:

@@ -12,6 +12,8 @@ import pytest
 
 import funcpipe as fp
 from funcpipe.errors import FuncpipeError, Infeasible, PlanError, PlatformError, ProfileError
+from funcpipe.partitioner import planner
+from funcpipe.partitioner.backend import Outcome, Status
 from funcpipe.partitioner.cost import Estimate
 from funcpipe.partitioner.objective import Objective
 from funcpipe.partitioner.platform import load_platform
@@ -106,6 +108,39 @@ def test_a_front_goes_from_the_fastest_to_the_cheapest() -> None:
     assert dollars == sorted(dollars, reverse=True)
     best = fp.evaluate(fp.plan(profile(), objective="min-time", **FEW), profile())
     assert times[0] == pytest.approx(best.step_s)
+
+
+def test_what_was_left_out_is_said_with_the_plan() -> None:
+    known = fp.plan(profile(), **FEW).predicted
+    alone = fp.plan(profile(), solver="cbc", **FEW).predicted
+    chosen = fp.plan(profile(), solver="cbc", schedules="gpipe", **FEW).predicted
+
+    assert known is not None
+    assert alone is not None
+    assert chosen is not None
+    assert any("among gpipe plans" in note for note in alone["notes"])
+    assert not any("among gpipe plans" in note for note in known["notes"] + chosen["notes"])
+
+
+def test_that_no_gpipe_plan_is_better_reaches_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a search that has ruled out all gpipe plans, but not all others
+    real = planner.solve
+
+    def solve(*arguments: Any, **named: Any) -> Outcome:
+        found = real(*arguments, **named)
+        return replace(found, status=Status.FEASIBLE, bound=found.value / 2, gpipe_proven=True)
+
+    asked = question(profile(), PlanOptions.of(FEW))
+    assert not asked.answer().gpipe_proven
+    # When
+    monkeypatch.setattr(planner, "solve", solve)
+    # Then
+    assert asked.answer().gpipe_proven
+
+
+def test_a_front_that_cannot_be_is_said_to_be_of_gpipe_plans() -> None:
+    with pytest.raises(Infeasible, match=r"among gpipe plans; one of 1f1b may do"):
+        fp.pareto(profile(), max_time_s=1e-3, **FEW)
 
 
 def test_a_batch_of_ones_own_and_figures_of_the_platform_count() -> None:

@@ -9,6 +9,8 @@ import re
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from funcpipe import cli, cli_plan, planning
 from funcpipe.cli_plan_options import GROUPS, OPTIONS, flag_of
 from funcpipe.errors import Infeasible
 from funcpipe.partitioner import planner
+from funcpipe.partitioner.baselines import BASELINES
 from funcpipe.partitioner.importers import format_names
 from funcpipe.partitioner.plan import METHODS, SCHEDULES, Plan
 from funcpipe.partitioner.solvers import SOLVERS
@@ -238,11 +241,112 @@ def test_others_are_shown_beside_it(profile: str, capsys: Shown) -> None:
     assert min(rivals) >= best
 
 
+def test_a_comparison_says_on_a_terminal_what_it_is_at(
+    profile: str, monkeypatch: pytest.MonkeyPatch, capsys: Shown
+) -> None:
+    # Given a terminal
+    told: list[str] = []
+
+    @contextmanager
+    def terminal(_: Any) -> Iterator[Any]:
+        yield told.append
+
+    monkeypatch.setattr(cli_plan, "_searching", terminal)
+    # When
+    run(capsys, "--profile", profile, "--compare", *FEW)
+    # Then
+    assert told == [f"comparing: what {name} would choose" for name in BASELINES]
+
+
+def test_ctrl_c_ends_the_comparison_and_the_plan_stays(
+    profile: str, monkeypatch: pytest.MonkeyPatch, capsys: Shown
+) -> None:
+    # Given Ctrl-C in the third one
+    names = list(BASELINES)
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(BASELINES, names[2], interrupted)
+    line = ("--profile", profile, "--compare", *FEW)
+    # When
+    out, err = run(capsys, *line)
+    told = json.loads(run(capsys, *line, "--json", "-o", "plan.json")[0])
+    # Then
+    note = f"Ctrl-C ended the comparison, which lacks {', '.join(names[2:])}"
+    assert err == ""
+    assert out.startswith("Plan for toy on aws-lambda, min-cost: ")
+    assert note in " ".join(out.split())
+    assert [one["name"] for one in told["compared"]] == names[:2]
+    assert note in told["notes"]
+    assert Plan.load(Path("plan.json")).num_layers == 3
+
+
+def test_the_notes_are_the_same_in_text_json_and_plan(profile: str, capsys: Shown) -> None:
+    line = ("--profile", profile, "--batch-size", "7", *FEW)
+    out, _ = run(capsys, *line)
+    told = json.loads(run(capsys, *line, "--json")[0])
+
+    assert any("the time is an upper bound" in note for note in told["notes"])
+    assert any("network.latency_s" in note for note in told["notes"])
+    shown = " ".join(out.split())
+    assert all(f"note {note}" in shown for note in told["notes"])
+    assert told["plan"]["predicted"]["notes"] == told["notes"]
+
+
+def test_where_the_solver_knows_no_1f1b_a_proof_is_said_to_be_among_gpipe_plans(
+    profile: str, capsys: Shown
+) -> None:
+    line = ("--profile", profile, *FEW)
+    alone, _ = run(capsys, *line, "--solver", "cbc")
+    told = json.loads(run(capsys, *line, "--solver", "cbc", "--json")[0])
+    chosen, _ = run(capsys, *line, "--solver", "cbc", "--schedules", "gpipe")
+    both, _ = run(capsys, *line)
+
+    assert alone.splitlines()[0].endswith(": proven optimal among gpipe plans")
+    assert told["schedules"] == ["gpipe"]
+    assert told["notes"][-2].startswith("among gpipe plans: cbc knows no other")
+    assert chosen.splitlines()[0].endswith(": proven optimal")
+    assert "among gpipe plans" not in chosen + both
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--pareto"], "(among gpipe plans; one of 1f1b may do: ask for one plan instead of all)"),
+        (["--solver", "cbc"], "(among gpipe plans; one of 1f1b may do: the solver search looks at"),
+        (["--pareto", "--schedules", "gpipe"], None),
+        ([], None),
+    ],
+)
+def test_what_no_gpipe_plan_can_keep_one_of_1f1b_may(
+    profile: str, capsys: Shown, options: list[str], told: str | None
+) -> None:
+    line = ("--profile", profile, "--max-time", "0.001", *FEW, *options)
+    _, err = run(capsys, *line, code=1)
+
+    assert (told or "") in err
+    assert ("among gpipe plans" in err) == (told is not None)
+
+
+def test_what_an_imported_profile_takes_for_granted_is_told(capsys: Shown) -> None:
+    path = str(ROOT / "tests" / "profiles" / "pipedream" / "alexnet.graph.txt")
+    line = ("--profile", path, "--degrees", "1", "--micro-batch-sizes", "64", "--slowdown", "60")
+    out, _ = run(capsys, *line)
+    told = json.loads(run(capsys, *line, "--pareto", "--json")[0])
+
+    assert "one vCPU takes 60 times as long as the measured device" in " ".join(out.split())
+    assert any("60 times as long as the measured device" in note for note in told["notes"])
+
+
 def test_a_front_is_a_table_or_json(profile: str, capsys: Shown) -> None:
     out, _ = run(capsys, "--profile", profile, "--pareto", *FEW)
     told = json.loads(run(capsys, "--profile", profile, "--pareto", "--json", *FEW)[0])
 
     assert told["complete"] is True
+    assert told["schedules"] == ["gpipe"]
+    assert "plans of 1f1b were not looked at: one may be both faster and cheaper" in told["notes"]
+    assert out.startswith("gpipe plans for toy on aws-lambda than which no other gpipe plan ")
     assert len(told["plans"]) >= 2
     assert len(re.findall(r"^[\d.]+ +\$", out, re.M)) >= len(told["plans"])
     times = [one["step_s"] for one in told["plans"]]

@@ -9,12 +9,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from funcpipe import cli
+from funcpipe.cli_plan_options import GROUPS, flag_of
 from funcpipe.cli_plan_options import OPTIONS as PLANNED
 from funcpipe.driver.options import RunOptions
 from funcpipe.emulator.server import KINDS, OPEN_DOORS
@@ -136,12 +138,26 @@ def test_what_the_readme_plans_is_what_comes(tmp_path: Path) -> None:
     (shown,) = marked("planned")
     assert without_seconds(done[lines[0]].stdout) == without_seconds(shown.text)
     assert Plan.load(tmp_path / "plan.json").num_layers == 11
-    assert re.match(r"\d+ functions: ", done["python choose.py"].stdout)
+    assert re.match(r"\d+ function\(s\): ", done["python choose.py"].stdout)
 
 
 def without_seconds(text: str) -> str:
     """Of the search."""
     return re.sub(r"^(found by .* in) .* s$", r"\1 N s", text, flags=re.M)
+
+
+def test_what_the_readme_says_of_latency_is_so(tmp_path: Path) -> None:
+    # Given the two commands that differ in the latency only
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    lines = [line for block in marked("plan") for line in block.commands]
+    (low,) = [line for line in lines if "network.latency_s" in line]
+    same = low.partition(" --set")[0]
+    assert same == lines[0]
+    # When
+    costs = [json.loads(run(f"{line} --json", tmp_path).stdout)["value"] for line in (low, same)]
+    # Then they cost what it says
+    (told,) = re.findall(r"cost \$([\d.]+) and not \$([\d.]+)\.$", README, re.M)
+    assert [f"{cost:.5f}" for cost in costs] == list(told)
 
 
 def assert_rows_of(real: str, shown: str, *, at_least: int) -> None:
@@ -245,6 +261,20 @@ def test_the_options_in_the_text_exist() -> None:
     used = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", ours))
     assert len(used) > 10
     assert used <= known
+
+
+def test_every_option_of_plan_is_in_the_table_with_its_field() -> None:
+    text = (ROOT / "docs" / "planning.md").read_text(encoding="utf-8")
+    table = text.partition("| option | field |")[2].partition("\n\n")[0]
+    rows = [re.findall(r"`([^`]+)`", cell) for row in table.splitlines() for cell in row.split("|")]
+    pairs = {
+        pair
+        for flags, names in pairwise(rows)
+        if flags and flags[0].startswith("--")
+        for pair in zip(flags, names, strict=True)
+    }
+    groups = (options for group in GROUPS.values() for options in group.items())
+    assert pairs == {(flag_of(name, settings), name) for name, settings in groups}
 
 
 def test_make_has_the_targets_that_are_named() -> None:

@@ -465,7 +465,7 @@ def made_up_space(source: random.Random) -> Problem:
     )
 
 
-BY_NATURE = ("is not to be chosen from", "it has 1 stages")
+BY_NATURE = ("is not to be chosen from", "it has 1 stage")
 
 
 @pytest.mark.parametrize("seed", range(25))

@@ -209,6 +209,21 @@ def test_one_forward_one_backward_is_simulated(seed: int) -> None:
 
     assert told.time.how == (SIMULATED if len(plan.stages) > 1 else EXACT)
     assert told.step_s == pytest.approx(simulate_plan(setting, plan).step_s, rel=1e-12)
+    # Forward and backward share the time
+    parts = told.to_dict()["time"]
+    assert (parts["forward_s"], parts["backward_s"], parts["tail_s"]) == (None, None, None)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_one_forward_one_backward_with_a_smaller_last_micro_batch_is_a_bound(seed: int) -> None:
+    setting = setting_of(seed=seed, batch_size=47)
+    plan = plan_of(seed, setting, schedule="1f1b")
+    assert setting.batch_size % plan.micro_batch_size
+
+    told = evaluate(setting, plan)
+
+    assert told.time.how == BOUND
+    assert told.step_s >= simulate_plan(setting, plan).step_s * (1 - 1e-9)
 
 
 def test_a_micro_batch_larger_than_the_batch_takes_what_the_batch_does() -> None:

@@ -63,7 +63,8 @@ def test_a_published_file_has_its_layers_and_says_how_it_was_scaled(name: str) -
     profile = load_profile(FOLDER / name)
     # Then
     assert profile.num_layers == num_layers
-    assert f"{samples} samples a batch" in profile.source
+    plural = "" if samples == 1 else "s"
+    assert f"{samples} sample{plural} a batch" in profile.source
     assert "assumed" not in profile.source
     assert profile.batch_size == max(64, samples)
     assert profile.name == Path(name).name.partition(".")[0]
@@ -430,3 +431,16 @@ def test_an_imported_profile_can_be_merged() -> None:
     assert profile.num_layers == 12
     assert totals(profile) == pytest.approx(totals(whole))
     assert re.search(r"not measured\); 158 layers merged to 12$", profile.source)
+
+
+def test_a_long_name_keeps_both_of_its_ends() -> None:
+    # Given layers that are described in more letters than a name has
+    path = FOLDER / "pipedream" / "vgg16.graph.txt"
+    assert "dilation=1, ceil_mode=False)" in path.read_text(encoding="utf-8")
+    # When
+    names = [layer.name for layer in load_profile(path).layers]
+    # Then
+    cut = [name for name in names if "..." in name]
+    assert cut
+    assert {len(name) for name in cut} == {80} == {max(map(len, names))}
+    assert all(name.startswith("node") and name.endswith("ceil_mode=False)") for name in cut)

@@ -19,6 +19,7 @@ from funcpipe.partitioner.planner import Answer, Front
 from funcpipe.partitioner.platform import load_platform
 from funcpipe.partitioner.profile import LayerProfile, ModelProfile
 from funcpipe.partitioner.setting import Setting
+from funcpipe.partitioner.simulate import simulate_plan
 from funcpipe.partitioner.spans import Span
 from funcpipe.report import plan_text
 from funcpipe.report.front_text import compare_parts, front_parts, scatter
@@ -95,8 +96,63 @@ def test_an_unproven_plan_is_not_called_optimal() -> None:
     shown = text(told)
 
     assert "proven optimal" not in shown
-    assert "not proven: a better plan may have up to 5% less" in shown
+    assert "min-cost: not proven: a better plan may cost up to 5.0% less\n" in shown
     assert "min-cost: 2.00, and none below 1.90" in shown
+
+
+def first_line(**changes: Any) -> str:
+    """Behind the names of model and platform."""
+    shown = text(answer(status=Status.FEASIBLE, **changes)).partition("\n\n")[0]
+    return " ".join(shown.split()).partition("aws-lambda, ")[2]
+
+
+@pytest.mark.parametrize(
+    ("value", "bound", "share"),
+    [
+        (1.0, 0.28, "72%"),
+        (1.0, 0.983, "1.7%"),
+        (1.0, 0.9991, "0.090%"),
+        (1.0, 1 - 1e-7, "0.01%"),
+        (3.0, 1e-9, "100%"),
+        (3.0, 1.0, "67%"),
+    ],
+)
+def test_a_gap_is_a_readable_share_and_rounded_up(value: float, bound: float, share: str) -> None:
+    told = first_line(value=value, bound=bound)
+
+    assert told == f"min-cost: not proven: a better plan may cost up to {share} less"
+
+
+def test_without_a_bound_no_share_is_told() -> None:
+    told = first_line(value=1.0, bound=0.0)
+
+    assert told == "min-cost: not proven: how much better another plan may be is not known"
+
+
+@pytest.mark.parametrize(
+    ("kind", "less"),
+    [
+        ("min-time", "take up to 72% less time"),
+        ("min-cost", "cost up to 72% less"),
+        ("raw", "have up to 72% less of the objective"),
+    ],
+)
+def test_that_no_gpipe_plan_is_better_comes_before_what_one_of_1f1b_could_be(
+    kind: str, less: str
+) -> None:
+    objective = Objective(kind=kind)
+    told = first_line(gpipe_proven=True, objective=objective, value=1.0, bound=0.28)
+
+    assert told == f"{objective}: no gpipe plan is better (proven); one of 1f1b may {less}"
+
+
+def test_a_proof_among_gpipe_plans_says_so_if_nobody_chose_them() -> None:
+    parts = list(plan_parts(setting(), answer(), gpipe_alone=True))
+    unsure = answer(status=Status.FEASIBLE, value=2.0, bound=1.9)
+    others = list(plan_parts(setting(), unsure, gpipe_alone=True))
+
+    assert text_of(parts).splitlines()[0].endswith(": proven optimal among gpipe plans")
+    assert "not proven: a better gpipe plan may cost up to 5.0% less" in text_of(others)
 
 
 def test_totals_are_those_of_the_estimate() -> None:
@@ -109,7 +165,6 @@ def test_totals_are_those_of_the_estimate() -> None:
     assert "2 stages, 4 functions, gpipe, pipelined synchronisation" in shown
     assert "search in 1.2 s" in shown
     assert "look twice" in shown
-    assert "price.put" in shown  # the platform's figure has no public source
     causes = told.estimate.to_dict()["dollars_by_cause"]
     assert {name for name, dollars in causes.items() if dollars} == {"compute", "requests"}
     assert re.search(r"per step: compute \$[\d.]+, requests \$[\d.]+$", shown, re.M)
@@ -168,6 +223,50 @@ def test_1f1b_says_how_many_are_in_flight_and_that_it_was_simulated() -> None:
 
     assert "1f1b with 4 in flight" in shown
     assert "(simulated)" in shown
+
+
+def test_one_in_flight_in_one_stage_is_said_to_accumulate_gradients() -> None:
+    stage = StagePlan(first_layer=0, stop_layer=4, memory_mb=3538)
+    chosen = plan(stages=(stage,), schedule="1f1b", in_flight=1)
+    shown = text(answer(chosen))
+
+    assert (
+        "1 stage, 1 function, gradients accumulated over 4 micro-batches (1f1b with 1 in flight)\n"
+    ) in shown
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_a_smaller_last_micro_batch_makes_a_bound_and_the_picture_says_why_it_differs(
+    schedule: str,
+) -> None:
+    # Given 8 samples in micro-batches of 3, 3 and 2
+    chosen = plan(micro_batch_size=3, schedule=schedule)
+    told = evaluate(setting(), chosen)
+    drawn = simulate_plan(setting(), chosen)
+    # When
+    shown = text(answer(chosen))
+    # Then
+    assert drawn.total_s < told.step_s
+    assert f"step at most {told.step_s:.1f} s" in " ".join(shown.split())
+    assert "(upper bound)" in " ".join(shown.split())
+    assert re.search(r"^speed +at least 0\.\d+ samples/s", shown, re.M)
+    assert (
+        f"A step of {drawn.total_s:.1f} s, from left to right; the smaller last micro-batch "
+        "counts here as it is\n"
+    ) in shown
+
+
+def test_a_step_without_time_has_no_speed() -> None:
+    told = answer().estimate
+    shown = text(answer(estimate=replace(told, time=replace(told.time, total_s=0.0))))
+
+    assert "unknown, for a step takes no time; $" in shown
+
+
+def test_one_of_a_kind_is_no_plural() -> None:
+    where = setting(num_steps=1)
+
+    assert re.search(r"^run +1 step: ", text(answer(), where), re.M)
 
 
 def test_text_goes_where_no_terminal_is_without_colours() -> None:
@@ -266,6 +365,7 @@ def front(count: int, *, complete: bool = True) -> Front:
 def test_a_front_is_a_table_and_a_picture() -> None:
     shown = text_of(list(front_parts(setting(), front(3))))
 
+    assert shown.startswith("gpipe plans for toy on aws-lambda than which no other gpipe plan is")
     assert "3 in 2.0 s; none is missing that saves 1% of the dollars" in " ".join(shown.split())
     assert "note: so it is" in shown
     assert re.search(r"^1\.00 +\$0\.01000 +2 +2 +1769,3538 +2$", shown, re.M)
@@ -317,6 +417,9 @@ def test_others_are_compared_by_their_ratios() -> None:
             value=float("inf"),
             why="it does not fit",
         ),
+        Baseline(
+            name="beyond", plan=plan(), time_s=step_s, dollars=dollars, value=1, why="of its nature"
+        ),
         Baseline(name="guess", plan=None, time_s=step_s, dollars=dollars, value=1, why="so to say"),
     ]
 
@@ -330,5 +433,18 @@ def test_others_are_compared_by_their_ratios() -> None:
     assert re.search(r"^this plan .* 1\.00 ", shown, re.M)
     assert "lost: no plan; it does not fit" in shown
     assert "guess: so to say" in shown
+    assert (
+        "beyond: its plan is beyond what may be chosen here, and only to compare with; of" in shown
+    )
     assert re.search(r"^guess .* - +- +- +-$", shown, re.M)
     assert not re.search(r"^lost +", shown, re.M)
+
+
+def test_a_ratio_is_short_however_large() -> None:
+    own = answer()
+    far = Baseline(name="far", plan=plan(), time_s=1e300, dollars=0.01, value=1.0)
+
+    shown = text_of(list(compare_parts(own, [far], width=200)), width=200)
+
+    (row,) = re.findall(r"^far .*$", shown, re.M)
+    assert row.split()[1:3] == ["1.00e+300", f"{1e300 / own.estimate.step_s:.1e}"]

@@ -274,6 +274,16 @@ def test_colours_are_for_terminals_only() -> None:
     ],
 )  # fmt: skip
 def test_what_was_predicted_is_beside_what_came(predicted: Any, shown: str) -> None:
-    text = summary_text(dataclasses.replace(DONE, plan={**PLAN, "predicted": predicted}))
+    one = dataclasses.replace(DONE, plan={**PLAN, "predicted": predicted})
+
+    text = summary_text(dataclasses.replace(one, emulation={"platform": "aws-lambda"}))
 
     assert (shown in text) if shown else ("predicted" not in text)
+
+
+def test_what_was_predicted_for_a_platform_does_not_compare_with_a_run_on_none() -> None:
+    plan = {**PLAN, "predicted": {"step_s": 2, "platform": "aws-lambda"}}
+
+    text = summary_text(dataclasses.replace(DONE, plan=plan, emulation=None))
+
+    assert "step 2.00 s on aws-lambda; this run was on no platform, so that the two do not" in text

@@ -36,9 +36,13 @@ def test_bytes_are_shown_in_decimal_units(number: float, text: str) -> None:
         (0.9996, "$1.00"),
         (1.234, "$1.23"),
         (1234.567, "$1,234.57"),
+        (1e-300, "$1.00e-300"),
+        (1e300, "$1.00e+300"),
     ],
 )
-def test_dollars_have_three_digits_and_no_exponent(dollars: float, text: str) -> None:
+def test_dollars_have_three_digits_and_an_exponent_only_far_from_money(
+    dollars: float, text: str
+) -> None:
     assert format_dollars(dollars) == text
 
 
@@ -73,9 +77,13 @@ def test_places_are_those_of_the_digits_that_are_wanted() -> None:
         (1234.5, "1,234"),
         (-0.5, "-0.500"),
         (math.inf, "inf"),
+        (1.234e-300, "1.23e-300"),
+        (1.234e300, "1.23e+300"),
     ],
 )
-def test_numbers_have_three_significant_digits_and_no_exponent(number: float, text: str) -> None:
+def test_numbers_have_three_significant_digits_and_hardly_ever_an_exponent(
+    number: float, text: str
+) -> None:
     assert format_number(number) == text
 
 
