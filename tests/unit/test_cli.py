@@ -206,7 +206,7 @@ def test_the_examples_in_the_help_are_understood(
         ("train job.py --stage 2", "unknown option --stage; did you mean --stages?"),
         ("train job.py --run_dir=x", "did you mean --run-dir?"),
         ("train job.py other.py", "unrecognized arguments: other.py"),
-        ("train job.py --stages 0", "--stages: expected a whole number from 1, found '0'"),
+        ("train job.py --stages 0", "from 1 to 1,000,000,000, found '0'"),
         ("train job.py --steps -1", "--steps"),
         ("train job.py --replicas 2,x", "such as 2,1; found '2,x'"),
         ("train job.py --schedule gpip", "'gpip'"),

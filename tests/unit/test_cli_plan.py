@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import funcpipe as fp
-from funcpipe import cli, cli_plan, planning
+from funcpipe import cli, cli_plan_file, planning
 from funcpipe.cli_plan_options import GROUPS, OPTIONS, flag_of
 from funcpipe.errors import Infeasible
 from funcpipe.partitioner import planner
@@ -359,7 +359,7 @@ def test_a_plan_that_fails_half_way_leaves_the_old_one(
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(fp.FuncpipeError, match="No space left on device"):
-        cli_plan.write_output(target, "new")
+        cli_plan_file.write_output(target, "new")
     assert target.read_text(encoding="utf-8") == "old"
     assert sorted(path.name for path in Path().iterdir()) == ["plan.json", "toy.json"]
 

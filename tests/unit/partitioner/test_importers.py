@@ -307,6 +307,7 @@ def test_a_batch_is_worked_out_where_layers_agree(
     tmp_path: Path, lines: list[tuple[str, object]], samples: str
 ) -> None:
     text = "".join(node(f"n{i}", name, size=size) for i, (name, size) in enumerate(lines))
+    text += "".join(f"\tn{i - 1} -- n{i}\n" for i in range(1, len(lines)))
     assert f": {samples} samples a batch" in load_profile(write(tmp_path, text)).source
 
 
