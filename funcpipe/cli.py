@@ -263,8 +263,10 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Ends with 2, without repeating all of what may have been pasted."""
-        cut = len(message) > MOST_USAGE_LETTERS
-        super().error(f"{message[:MOST_USAGE_LETTERS]}..." if cut else message)
+        if len(message) > MOST_USAGE_LETTERS:
+            half = MOST_USAGE_LETTERS // 2  # what was expected may stand at either end
+            message = f"{message[:half]} ... {message[-half:]}"
+        super().error(message)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

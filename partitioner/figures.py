@@ -31,7 +31,8 @@ __all__ = ["BY_THE_USER", "KINDS", "Figure", "Kind", "Value", "as_text", "near",
 Value: TypeAlias = bool | int | float | str | tuple[int, ...] | tuple[float, ...] | Curve | None
 BY_THE_USER = "set by the user"
 _FIELDS = ("value", "between", "unit", "source", "date", "unverified", "note")
-_MOST_LETTERS = 2000  # of a text for a figure; a curve may be long
+_MOST_LETTERS = 100  # of a text
+_MOST_TYPED = 2000  # letters, for a figure that is set; a curve may be long
 _DATE = re.compile(r"20\d\d(-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?)?")
 
 
@@ -62,7 +63,7 @@ class Kind:
         words = {
             "count": f"a whole number {bounds}",
             "number": f"a number {bounds}",
-            "text": "a text",
+            "text": f"a text of at most {_MOST_LETTERS} letters",
             "bool": "true or false",
             "counts": f"a list of whole numbers {bounds}",
             "numbers": f"a list of numbers {bounds}",
@@ -77,7 +78,7 @@ class Kind:
                 raise ValueError
             return None
         match self.form:
-            case "text" if isinstance(raw, str) and raw.strip():
+            case "text" if isinstance(raw, str) and 0 < len(raw.strip()) <= _MOST_LETTERS:
                 return raw
             case "bool" if isinstance(raw, bool):
                 return raw
@@ -97,7 +98,7 @@ class Kind:
         if self.form == "text" and text.lower() not in ("null", "none"):
             return self.read(text.strip())
         text = text.strip()
-        if not text.isascii() or len(text) > _MOST_LETTERS:
+        if not text.isascii() or len(text) > _MOST_TYPED:
             raise ValueError
         if self.form in ("counts", "numbers") and not text.startswith("["):
             text = f"[{text}]"
@@ -308,7 +309,7 @@ def near(text: str, known: Iterable[str]) -> str:
 
 
 def _whole(digits: str) -> int:
-    if len(digits) > _MOST_LETTERS:
+    if len(digits) > _MOST_TYPED:
         raise ValueError
     return int(digits)
 

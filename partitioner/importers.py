@@ -12,7 +12,7 @@ from funcpipe.partitioner.graph import Graph, Segment, chain
 from funcpipe.partitioner.jsonfile import read_text
 from funcpipe.partitioner.limits import (
     LEAST_VCPUS,
-    MOST_COUNT,
+    MOST_SAMPLES,
     MOST_VCPUS,
     is_count,
     is_number,
@@ -59,9 +59,9 @@ class Scale:
     def __post_init__(self) -> None:
         for name in ("samples", "batch_size"):
             value = getattr(self, name)
-            if value is not None and not is_count(value):
+            if value is not None and not is_count(value, most=MOST_SAMPLES):
                 raise ProfileError(
-                    f"{name} is {shown(value)}; expected a whole number from 1 to {MOST_COUNT:,}"
+                    f"{name} is {shown(value)}; expected a whole number from 1 to {MOST_SAMPLES:,}"
                 )
         slowdown = self.slowdown
         if slowdown is not None and not (is_number(slowdown) and 0 < slowdown <= MOST_SLOWDOWN):

@@ -42,8 +42,10 @@ def parse_json(text: str) -> object:
     """`PlatformError` for what is not JSON, or has a name twice in an object."""
     try:
         return json.loads(text, object_pairs_hook=_once, parse_int=_whole)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise PlatformError(f"it is not JSON: {error}") from error
+    except RecursionError as error:
+        raise PlatformError("it is not JSON: it is nested too deeply") from error
 
 
 def _whole(digits: str) -> int:

@@ -15,6 +15,7 @@ __all__ = [
     "MOST_BYTES",
     "MOST_COUNT",
     "MOST_PRICE",
+    "MOST_SAMPLES",
     "MOST_SECONDS",
     "MOST_VCPUS",
     "is_count",
@@ -27,7 +28,9 @@ __all__ = [
 ]
 
 MOST_COUNT = 10**9
-"""Of samples, steps, layers, functions and MB."""
+"""Of steps, layers, functions and MB."""
+MOST_SAMPLES = 10**6
+"""Of a batch, all of whose micro-batches are simulated."""
 MOST_BYTES = 2**53
 """Floats hold every whole number up to here."""
 MOST_SECONDS = 366 * 24 * 3600

@@ -164,8 +164,8 @@ class Gpu:
     def __post_init__(self) -> None:
         if (self.kind is None) != (self.memory_mb is None):
             raise PlatformError(
-                f"gpu.kind is {self.kind!r} and gpu.memory_mb {self.memory_mb!r}; expected both or "
-                "neither"
+                f"gpu.kind is {shown(self.kind)} and gpu.memory_mb {self.memory_mb!r}; expected "
+                "both or neither"
             )
 
 

@@ -19,7 +19,7 @@ from funcpipe.partitioner.jsonfile import read_json
 from funcpipe.partitioner.limits import (
     LEAST_VCPUS,
     MOST_BYTES,
-    MOST_COUNT,
+    MOST_SAMPLES,
     MOST_SECONDS,
     MOST_VCPUS,
     is_count,
@@ -286,7 +286,7 @@ def _grid(owner: str, name: str, rows: object) -> Grid:
 
 
 def _axis(name: str, values: Sequence[float], *, whole: bool = True) -> tuple[float, ...]:
-    least, most = (1, MOST_COUNT) if whole else (LEAST_VCPUS, MOST_VCPUS)
+    least, most = (1, MOST_SAMPLES) if whole else (LEAST_VCPUS, MOST_VCPUS)
     good = isinstance(values, list | tuple) and all(
         is_number(v) and least <= v <= most and (not whole or v == int(v)) for v in values
     )
@@ -301,9 +301,9 @@ def _axis(name: str, values: Sequence[float], *, whole: bool = True) -> tuple[fl
 
 
 def _whole(name: str, value: object) -> None:
-    if not is_count(value):
+    if not is_count(value, most=MOST_SAMPLES):
         raise ProfileError(
-            f"{name} is {shown(value)}; expected a whole number from 1 to {MOST_COUNT:,}"
+            f"{name} is {shown(value)}; expected a whole number from 1 to {MOST_SAMPLES:,}"
         )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from funcpipe.errors import PlatformError, ProfileError
 from funcpipe.partitioner.graph import Graph, Node, title_of
 from funcpipe.partitioner.jsonfile import parse_json
-from funcpipe.partitioner.limits import MOST_COUNT, is_number, read_number, shown
+from funcpipe.partitioner.limits import MOST_SAMPLES, is_number, read_number, shown
 
 __all__ = ["FORMATS", "Published", "recognise"]
 
@@ -124,7 +124,7 @@ def _samples_of(nodes: Iterable[_Sized]) -> int | None:
             states.add(outputs[-1] / 4 / int(found[1]))
     known = states or (linear if convolves else set())
     samples = known.pop() if len(known) == 1 else 0.0
-    return int(samples) if 1 <= samples <= MOST_COUNT and samples == int(samples) else None
+    return int(samples) if 1 <= samples <= MOST_SAMPLES and samples == int(samples) else None
 
 
 def _float(owner: str, text: str) -> float:

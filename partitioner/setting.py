@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from funcpipe.errors import PlanError
-from funcpipe.partitioner.limits import MOST_COUNT, is_count, shown
+from funcpipe.partitioner.limits import MOST_COUNT, MOST_SAMPLES, is_count, shown
 from funcpipe.partitioner.platform import PlatformSpec
 from funcpipe.partitioner.profile import ModelProfile
 
@@ -38,10 +38,11 @@ class Setting:
             value = getattr(self, name)
             if name == "num_steps" and value is None:
                 continue
-            if not is_count(value):
+            most = MOST_SAMPLES if name == "batch_size" else MOST_COUNT
+            if not is_count(value, most=most):
                 raise PlanError(
-                    f"{name} is {shown(value)}; a whole number of at least 1 and at most "
-                    f"{MOST_COUNT:,} is needed"
+                    f"{name} is {shown(value)}; a whole number of at least 1 and at most {most:,} "
+                    "is needed"
                 )
         missed = self.missed_per_get
         if not isinstance(missed, int | float) or not 0 <= missed <= 1000:

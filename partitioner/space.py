@@ -13,6 +13,7 @@ from funcpipe.partitioner.waits import check_chain
 
 __all__ = ["RECOMPUTE", "Combination", "Space"]
 
+MOST_DEPTH = 10**6  # times the stages of a plan it is a number that a plan can have
 RECOMPUTE = ("never", "always", "choose")
 
 
@@ -133,10 +134,11 @@ class Space:
 
 
 def _counts(name: str, values: Sequence[int]) -> tuple[int, ...]:
-    if not (isinstance(values, list | tuple) and values and all(map(is_count, values))):
+    most = MOST_DEPTH if name == "depths" else MOST_COUNT
+    good = isinstance(values, list | tuple) and all(is_count(value, most=most) for value in values)
+    if not (good and values):
         raise PlanError(
-            f"{name} is {shown(values)}; expected whole numbers from 1 to {MOST_COUNT:,}, at least "
-            "one"
+            f"{name} is {shown(values)}; expected whole numbers from 1 to {most:,}, at least one"
         )
     return tuple(sorted(set(values)))
 

@@ -78,6 +78,7 @@ BAD: dict[str, tuple[Change, str]] = {
     "another format": (lambda d: d.update(format="keras"), "`format` is 'keras'"),
     "no version": (lambda d: d.pop("version"), "version None"),
     "a later version": (lambda d: d.update(version=2), "version 2 is not known; expected 1"),
+    "a version with a point": (lambda d: d.update(version=1.0), "version 1.0 is not known"),
     "true as version": (lambda d: d.update(version=True), "version True"),
     "milliseconds": (lambda d: d.update(units={"time": "ms", "size": "bytes"}), "units are .*'ms'"),
     "no name": (lambda d: d.pop("name"), "has no 'name'"),
@@ -93,6 +94,10 @@ BAD: dict[str, tuple[Change, str]] = {
     "vcpus of zero": (lambda d: d.update(vcpus=[0, 1]), "above 0"),
     "vcpus without end": (lambda d: d.update(vcpus=[1, float("inf")]), "above 0"),
     "vcpus too large for a float": (lambda d: d.update(vcpus=[1, HUGE]), "vcpus is"),
+    "hardly any vcpus": (lambda d: d.update(vcpus=[1e-320, 1]), "from 0.001 to 1,000,000"),
+    "a sample too many": (lambda d: d.update(micro_batch_sizes=[1, 10**6 + 1]), "to 1,000,000"),
+    "a batch beyond all": (lambda d: d.update(batch_size=HUGE), r"batch_size is 10+\.\.\.; exp"),
+    "memory beyond all": (lambda d: d.update(base_memory_bytes=2**60), "to 9,007,199,254,740,992"),
     "no vcpus": (lambda d: d.update(vcpus=[]), r"vcpus is \[\]"),
     "vcpus as a number": (lambda d: d.update(vcpus=1), "vcpus is 1; expected a list"),
     "half a sample": (lambda d: d.update(micro_batch_sizes=[0.5, 8]), "whole numbers"),
@@ -149,6 +154,20 @@ def test_a_bad_layer_is_refused(case: str, tmp_path: Path) -> None:
     refuse(data, message, tmp_path)
 
 
+def test_a_layer_is_named_once() -> None:
+    data = copy.deepcopy(two_layers().to_dict())
+    data["layers"][1].update(name="layer 1.Conv2d", output_bytes=-1)
+    with pytest.raises(ProfileError) as caught:
+        ModelProfile.from_dict(data)
+    assert str(caught.value).startswith("layer 1 (layer 1.Conv2d): output_bytes is -1; expected")
+
+
+@pytest.mark.parametrize("name", ["no\0file", "\0"])
+def test_a_name_that_no_file_can_have_is_refused(name: str) -> None:
+    with pytest.raises(ProfileError, match="there is a NUL byte in its name"):
+        ModelProfile.load(Path(name))
+
+
 def refuse(data: object, message: str, folder: Path) -> None:
     """As a dictionary and, with the file's name, as a file."""
     with pytest.raises(ProfileError, match=message):
@@ -165,12 +184,14 @@ def refuse(data: object, message: str, folder: Path) -> None:
     [
         (b"", "not JSON"),
         (b"{", "not JSON"),
-        (b"[" * 100_000, "not JSON"),
+        (b"[" * 100_000, "not JSON: it is nested too deeply"),
+        (b'{"batch_size": ' + b"9" * 5000, r"a number of 5,000 digits: 9{20}\.\.\.$"),
         (b"\xff\xfe\x00", "not JSON"),
         (b"[1]", "found list"),
         (b'{"format": "a", "format": "b"}', "'format' is there twice"),
         (b'{"format": {}}', "`format` is {}"),
     ],
+    ids=lambda value: repr(value)[:40],
 )
 def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "no.json"

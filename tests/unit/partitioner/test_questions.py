@@ -72,10 +72,13 @@ def test_nothing_is_no_unit(leasts: tuple[float, float]) -> None:
 
 
 @pytest.mark.parametrize("name", ["micro_batch_sizes", "degrees", "depths", "tiers_mb"])
-@pytest.mark.parametrize("value", [(), (0,), (-1,), (1.0,), (True,), ("1",), "12", 3, {1}])
+@pytest.mark.parametrize(
+    "value", [(), (0,), (-1,), (1.0,), (True,), ("1",), (10**9 + 1,), "12", 3, {1}]
+)
 def test_what_is_counted_is_a_list_of_whole_numbers(name: str, value: Any) -> None:
+    most = "1,000,000" if name == "depths" else "1,000,000,000"
     assert refusal(Space, **{name: value}) == (
-        f"{name} is {value!r}; expected whole numbers from 1 to 1,000,000,000, at least one"
+        f"{name} is {value!r}; expected whole numbers from 1 to {most}, at least one"
     )
 
 
@@ -184,6 +187,7 @@ def test_functions_are_limited_by_the_platform_too(
     ("fields", "told"),
     [
         ({"batch_size": 0}, "batch_size is 0; a whole number of at least 1 and at"),
+        ({"batch_size": 10**6 + 1}, "at least 1 and at most 1,000,000 is needed"),
         ({"batch_size": 8.0}, "batch_size is 8.0; a whole number"),
         ({"batch_size": None}, "batch_size is None; a whole number"),
         ({"num_steps": -1}, "num_steps is -1; a whole number"),
