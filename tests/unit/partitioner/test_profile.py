@@ -6,7 +6,7 @@ import copy
 import json
 import re
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +273,18 @@ def test_the_document_explains_every_field(heading: str, kind: type) -> None:
     assert [name for name, _, _ in rows] == [field.name for field in fields(kind)]
     # And the names are all that is in the table
     assert len(rows) == table.count("\n") - 1
+
+
+@pytest.mark.parametrize(
+    ("heading", "kind"), [("the profile", ModelProfile), ("a layer", LayerProfile)]
+)
+def test_the_document_says_what_is_needed_and_what_else_is_meant(heading: str, kind: type) -> None:
+    (table,) = re.findall(rf"^\| field of {heading} \|.*\n((?:\|.*\n)+)", DOCUMENT, re.M)
+    told = dict(re.findall(r"^\| `(\w+)` \| [^|]+ \| `?(.+?)`? \|", table, re.M))
+    assert told == {
+        field.name: "needed" if field.default is MISSING else json.dumps(field.default)
+        for field in fields(kind)
+    }
 
 
 def test_the_example_in_the_document_is_a_profile() -> None:
