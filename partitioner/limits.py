@@ -82,7 +82,7 @@ def shown(value: object, letters: int = 60) -> str:
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # integers of thousands of digits have no text
-        return f"{type(value).__name__} that is too long to show"
+        return f"({type(value).__name__}, too long to show)"
     return text if len(text) <= letters else f"{text[: letters - 3]}..."
 
 

@@ -70,6 +70,10 @@ class Plan:
     def __post_init__(self) -> None:
         if self.predicted is not None and not isinstance(self.predicted, Mapping):
             raise PlanError(f"plan: predicted is {shown(self.predicted)}; expected a JSON object")
+        if not isinstance(self.stages, list | tuple) or not all(
+            isinstance(stage, StagePlan) for stage in self.stages
+        ):
+            raise PlanError(f"plan: stages is {shown(self.stages)}; expected a tuple of StagePlan")
         if not self.stages:
             raise PlanError("a plan has at least one stage; this one has none")
         expected = 0

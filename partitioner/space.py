@@ -57,7 +57,7 @@ class Space:
     def __post_init__(self) -> None:
         for name in ("micro_batch_sizes", "degrees", "depths", "tiers_mb"):
             values = getattr(self, name)
-            if values is not None:
+            if values is not None or name in ("degrees", "depths"):
                 object.__setattr__(self, name, _counts(name, values))
         for name, known in (("schedules", SCHEDULES), ("sync", METHODS)):
             object.__setattr__(self, name, _choices(name, getattr(self, name), known))

@@ -60,7 +60,7 @@ def test_what_equals_a_version_is_not_always_one(value: Any) -> None:
 def test_values_are_shown_but_not_at_length() -> None:
     assert shown("short") == "'short'"
     assert shown(10**60) == "1" + "0" * 56 + "..."
-    assert shown([10**5000]) == "list that is too long to show"
+    assert shown([10**5000]) == "(list, too long to show)"
 
 
 @pytest.mark.parametrize(
