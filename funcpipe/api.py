@@ -50,8 +50,8 @@ def train(
     from funcpipe.partitioner.plan import Plan
 
     plan = options.get("plan")
-    if isinstance(plan, str | os.PathLike):
-        options["plan"] = Plan.load(Path(plan))
+    if plan is not None and not isinstance(plan, Plan):
+        options["plan"] = _loaded_plan(plan)
     chosen = RunOptions.of(options)
     return execute(_loaded(job), chosen, listener=on_event)
 
@@ -144,9 +144,22 @@ def evaluate(
     from funcpipe.partitioner.plan import Plan
     from funcpipe.planning import PlanOptions, question
 
-    known = plan if isinstance(plan, Plan) else Plan.load(Path(plan))
+    known = plan if isinstance(plan, Plan) else _loaded_plan(plan)
     asked = PlanOptions.of({"platform": _text(platform), **options})
     return evaluated(question(_text(profile), asked).setting, known)
+
+
+def _loaded_plan(plan: object) -> Plan:
+    from funcpipe.partitioner.plan import Plan
+
+    path = _text(plan)
+    if not isinstance(path, str):
+        raise PlanError(
+            f"the plan is a {type(plan).__name__}; expected a funcpipe.Plan or the path of one"
+        )
+    if not path:
+        raise PlanError("the name of the plan's file is empty; expected the path of one")
+    return Plan.load(Path(path))
 
 
 def _text(value: Any) -> Any:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from funcpipe import __version__
 from funcpipe.cli_doctor import add_doctor
 from funcpipe.cli_options import GROUPS, OPTIONS
+from funcpipe.cli_output import OutputLost, watched_output
 from funcpipe.cli_plan import add_plan
 from funcpipe.cli_platforms import add_platforms
 from funcpipe.errors import FuncpipeError, Stopped
@@ -33,6 +34,7 @@ FAILED, USAGE = 1, 2
 STOPPED = 128 + signal.SIGINT
 PIPE_BROKEN = 128 + signal.SIGPIPE
 RUNS = Path("runs")
+MOST_USAGE_LETTERS = 500
 MOST_LETTERS = 20_000  # of an error that is printed; the summary has all of it
 
 _TRAIN = """\
@@ -60,16 +62,13 @@ exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped (Ctrl-C)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; its exit code. Raises SystemExit for --help, --version and wrong usage."""
     try:
-        try:
+        with watched_output():
             return _dispatch(argv)
-        finally:
-            if sys.stdout is not None:
-                sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read our output has gone. Python would complain at exit, when it flushes again.
-        with open(os.devnull, "wb") as nothing, contextlib.suppress(OSError):
-            os.dup2(nothing.fileno(), sys.stdout.fileno())
         return PIPE_BROKEN
+    except OutputLost as error:
+        _say(f"error: cannot write to standard output: {error}")
+        return FAILED
 
 
 def _dispatch(argv: Sequence[str] | None) -> int:
@@ -78,7 +77,7 @@ def _dispatch(argv: Sequence[str] | None) -> int:
     run = _Run()
     try:
         return int(arguments.command(arguments, run))
-    except BrokenPipeError:
+    except (BrokenPipeError, OutputLost):
         raise
     except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001 - told, its trace on demand
         return _explain(error, run, trace=trace)
@@ -261,6 +260,13 @@ class _Parser(argparse.ArgumentParser):
             if text.startswith("--") and near:
                 self.error(f"unknown option {text}; did you mean {near[0]}?")
         self.error(f"unrecognized arguments: {' '.join(extras)}")
+
+    def error(self, message: str) -> NoReturn:
+        """Ends with 2, without repeating all of what may have been pasted."""
+        if len(message) > MOST_USAGE_LETTERS:
+            half = MOST_USAGE_LETTERS // 2  # what was expected may stand at either end
+            message = f"{message[:half]} ... {message[-half:]}"
+        super().error(message)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

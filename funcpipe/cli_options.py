@@ -6,14 +6,44 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-__all__ = ["GROUPS", "OPTIONS", "Figures", "count", "figure"]
+from funcpipe.partitioner.limits import MOST_COUNT, read_count, read_number, shown
+
+__all__ = ["GROUPS", "OPTIONS", "Figures", "count", "figure", "number"]
+
+_MOST_DIGITS = 18  # of a seed
 
 
 def count(text: str) -> int:
     """A whole number from 1."""
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1, found {text!r}")
+    try:
+        return read_count(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number from 1 to {MOST_COUNT:,}, found {shown(text)}"
+        ) from None
+
+
+def number(text: str) -> float:
+    try:
+        return read_number(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number, found {shown(text)}") from None
+
+
+def _whole(text: str) -> int:
+    """A whole number of either sign."""
+    digits = text.removeprefix("-")
+    if not digits.isascii() or not digits.isdigit() or len(digits) > _MOST_DIGITS:
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number of at most {_MOST_DIGITS} digits, found {shown(text)}"
+        )
     return int(text)
+
+
+def _file(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("expected the name of a file, found an empty one")
+    return Path(text)
 
 
 def figure(text: str) -> tuple[str, str]:
@@ -21,7 +51,7 @@ def figure(text: str) -> tuple[str, str]:
     path, equals, value = text.partition("=")
     if not (path and equals and value):
         raise argparse.ArgumentTypeError(
-            f"expected FIGURE=VALUE such as network.latency_s=0.05, found {text!r}"
+            f"expected FIGURE=VALUE such as network.latency_s=0.05, found {shown(text)}"
         )
     return path, value
 
@@ -38,7 +68,8 @@ def _counts(text: str) -> tuple[int, ...]:
         return tuple(count(part.strip()) for part in text.split(","))
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(
-            f"expected a whole number from 1, or one per stage such as 2,1; found {text!r}"
+            f"expected a whole number from 1 to {MOST_COUNT:,}, or one per stage such as 2,1; "
+            f"found {shown(text)}"
         ) from None
 
 
@@ -61,7 +92,7 @@ GROUPS: dict[str, dict[str, dict[str, Any]]] = {
         "memory_mb": {"type": _counts, "metavar": "MB[,MB..]", "help": "memory of each function: "
                       "one number for all stages, or one each; its share of a CPU grows with it "
                       "(default: the platform's, such as 1769)"},
-        "plan": {"type": Path, "metavar": "plan.json", "help": "run exactly this plan, instead of "
+        "plan": {"type": _file, "metavar": "plan.json", "help": "run exactly this plan, instead of "
                  "the options above; every run writes its own into its folder"},
     },
     "where it runs": {
@@ -85,9 +116,9 @@ GROUPS: dict[str, dict[str, dict[str, Any]]] = {
                     "(default: aws-lambda)"},
         "set": {"type": figure, "action": Figures, "metavar": "FIGURE=VALUE", "help": "change a "
                 "figure of it, such as network.latency_s=0.05; may be given several times"},
-        "dilation": {"type": float, "metavar": "X", "help": "emulate X times slower than real "
+        "dilation": {"type": number, "metavar": "X", "help": "emulate X times slower than real "
                      "time; seconds are then the platform's (default: as this machine needs)"},
-        "emulate_seed": {"type": int, "metavar": "N", "help": "decides which invocations the "
+        "emulate_seed": {"type": _whole, "metavar": "N", "help": "decides which invocations the "
                          "platform delivers twice, if any (default: 0)"},
     },
     "the run": {

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from funcpipe.cli_plan_file import check_output, is_stdout, write_output
 from funcpipe.cli_plan_options import GROUPS, OPTIONS, flag_of
-from funcpipe.errors import PlanError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -81,9 +79,14 @@ def _plan(arguments: argparse.Namespace, _: object) -> int:
     given = {name: getattr(arguments, name) for name in OPTIONS if hasattr(arguments, name)}
     if arguments.pareto:
         _refuse_beside_pareto(arguments, given)
+    if arguments.output is not None and is_stdout(arguments.output):
+        arguments.parser.error(
+            f"-o {arguments.output}: the answer is printed there, and the two would be mixed; name "
+            "a file, or take the plan from what --json prints"
+        )
     asked = question(arguments.profile, PlanOptions.of(given))
     if arguments.output is not None:
-        check_output(Path(arguments.output))
+        check_output(arguments.output, arguments.profile)
     if arguments.pareto:
         with _searching(asked):
             front = asked.front()
@@ -225,52 +228,3 @@ def _front_dict(front: Front) -> dict[str, Any]:
             for answer in front.answers
         ],
     }
-
-
-# -- the file --------------------------------------------------------------------------------
-
-
-def check_output(path: Path) -> None:
-    """`PlanError` if no plan can be written to `path`: before the search, not after it."""
-    try:
-        if path.is_dir():
-            raise PlanError(f"cannot write the plan to {path}: it is a folder; name a file in it")
-        if path.exists() and not path.is_file():
-            return
-        with tempfile.NamedTemporaryFile(dir=path.resolve().parent, prefix=".plan-"):
-            pass
-    except OSError as error:
-        raise _unwritable(path, error) from error
-
-
-def write_output(path: Path, text: str) -> None:
-    """All of it or nothing. A device or a pipe is written into, a link's target is replaced."""
-    try:
-        if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")
-            return
-        target = path.resolve()
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".plan-")
-        try:
-            with open(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.chmod(name, _mode_of(target))
-            os.replace(name, target)
-        except BaseException:
-            os.unlink(name)
-            raise
-    except OSError as error:
-        raise _unwritable(path, error) from error
-
-
-def _mode_of(path: Path) -> int:
-    """The permissions that a file there has, or that a new one would get."""
-    if path.exists():
-        return path.stat().st_mode & 0o777
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask
-
-
-def _unwritable(path: Path, error: OSError) -> PlanError:
-    return PlanError(f"cannot write the plan to {path}: {error.strerror or error}")

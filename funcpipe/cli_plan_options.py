@@ -7,7 +7,8 @@ import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from funcpipe.cli_options import Figures, count, figure
+from funcpipe.cli_options import Figures, count, figure, number
+from funcpipe.partitioner.limits import shown
 
 __all__ = ["GROUPS", "OPTIONS", "flag_of"]
 
@@ -26,11 +27,11 @@ def _factor(text: str) -> float:
 
 def _at_least(text: str, expected: str, is_good: Callable[[float], bool]) -> float:
     try:
-        value = float(text)
-    except ValueError:
+        value = number(text)
+    except argparse.ArgumentTypeError:
         value = math.nan
-    if not (is_good(value) and value < math.inf):
-        raise argparse.ArgumentTypeError(f"expected a number {expected}, found {text!r}")
+    if not is_good(value):
+        raise argparse.ArgumentTypeError(f"expected a number {expected}, found {shown(text)}")
     return value
 
 

@@ -7,6 +7,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from funcpipe.partitioner.limits import shown
+
 if TYPE_CHECKING:
     from funcpipe.partitioner.curve import Curve
     from funcpipe.partitioner.figures import Figure
@@ -55,7 +57,7 @@ def _change(text: str) -> tuple[str, str]:
     path, sign, value = text.partition("=")
     if not sign or not path.strip() or not value.strip():
         raise argparse.ArgumentTypeError(
-            f"expected FIGURE=VALUE such as network.latency_s=0.05; found {text!r}"
+            f"expected FIGURE=VALUE such as network.latency_s=0.05; found {shown(text)}"
         )
     return path.strip(), value.strip()
 

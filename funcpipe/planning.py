@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from funcpipe.errors import Infeasible, PlanError, PlatformError
+from funcpipe.errors import Infeasible, PlanError, PlatformError, ProfileError
 from funcpipe.partitioner.figures import as_text, near
 from funcpipe.partitioner.grounds import grounds
+from funcpipe.partitioner.limits import MOST_COUNT, MOST_SECONDS, is_count, is_number, shown
 from funcpipe.partitioner.objective import Objective
 from funcpipe.partitioner.plan import SCHEDULES
 from funcpipe.partitioner.platform import PlatformSpec
@@ -82,7 +83,7 @@ class PlanOptions:
         known = PlanOptions.__dataclass_fields__
         for name in fields:
             if name not in known:
-                raise PlanError(f"unknown option {name!r}{near(str(name), known)}")
+                raise PlanError(f"unknown option {shown(name)}{near(str(name), known)}")
         chosen = dict(fields)
         for name in _SEVERAL:
             if name in chosen:
@@ -96,18 +97,29 @@ class PlanOptions:
             isinstance(text, str) for pair in self.set.items() for text in pair
         ):
             raise PlatformError(
-                f"set is {self.set!r:.80}; figures to change are given as a mapping, such as "
+                f"set is {shown(self.set)}; figures to change are given as a mapping, such as "
                 '{"network.latency_s": 0.05}'
             )
         if not isinstance(self.per_stage, bool):
-            raise PlanError(f"per_stage is {self.per_stage!r}; expected True or False")
+            raise PlanError(f"per_stage is {shown(self.per_stage)}; expected True or False")
+        for name in ("solver", "format", "recompute"):
+            if not isinstance(getattr(self, name), str):
+                raise PlanError(f"{name} is {shown(getattr(self, name))}; expected a name")
         if not isinstance(self.platform, str | Path | PlatformSpec):
             raise PlatformError(
-                f"the platform is {self.platform!r:.60}; expected a name that `funcpipe "
+                f"the platform is {shown(self.platform)}; expected a name that `funcpipe "
                 "platforms` lists, or the path of a platform file"
             )
-        _above_0("merge", self.merge, whole=True)
-        _above_0("time_limit_s", self.time_limit_s)
+        if self.merge is not None and not is_count(self.merge):
+            raise PlanError(
+                f"merge is {shown(self.merge)}; expected a whole number from 1 to {MOST_COUNT:,}"
+            )
+        limit = self.time_limit_s
+        if limit is not None and not (is_number(limit) and 0 < limit <= MOST_SECONDS):
+            raise PlanError(
+                f"time_limit_s is {shown(limit)}; expected a number above 0, at most "
+                f"{MOST_SECONDS:,}, or None for no limit"
+            )
 
     @property
     def bounded_objective(self) -> Objective:
@@ -121,7 +133,7 @@ class PlanOptions:
             return replace(self.objective, **bounds)
         if not isinstance(self.objective, str):
             raise PlanError(
-                f"objective is {self.objective!r:.60}; expected a text such as min-cost"
+                f"objective is {shown(self.objective)}; expected a text such as min-cost"
             )
         return Objective.parse(self.objective, **bounds)
 
@@ -323,6 +335,8 @@ def read_profile(profile: ModelProfile | str | Path, options: PlanOptions) -> Mo
         raise PlanError(
             f"the profile is a {type(profile).__name__}; expected a ModelProfile or the path of one"
         )
+    if not str(profile):
+        raise ProfileError("the name of the profile's file is empty; expected the path of one")
     from funcpipe.partitioner.importers import load_profile
 
     return load_profile(Path(profile), format=options.format, scale=options.scale)
@@ -363,12 +377,4 @@ def _several(name: str, value: object) -> object:
         return (value,)
     if value is None or isinstance(value, list | tuple):
         return value if value is None else tuple(value)
-    raise PlanError(f"{name} is {value!r:.60}; expected one value, or a list of them")
-
-
-def _above_0(name: str, value: object, *, whole: bool = False) -> None:
-    kinds = int if whole else int | float
-    good = isinstance(value, kinds) and not isinstance(value, bool)
-    if value is not None and not (good and value > 0):  # type: ignore[operator]
-        kind = "a whole number from 1" if whole else "a number above 0"
-        raise PlanError(f"{name} is {value!r:.60}; expected {kind}")
+    raise PlanError(f"{name} is {shown(value)}; expected one value, or a list of them")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from funcpipe.errors import PlatformError
+from funcpipe.partitioner.limits import shown
 
 __all__ = ["BETWEEN", "Curve"]
 
@@ -27,14 +28,16 @@ class Curve:
 
     def __post_init__(self) -> None:
         if self.between not in BETWEEN:
-            raise PlatformError(f"`between` is {self.between!r}; known: {', '.join(BETWEEN)}")
+            raise PlatformError(f"`between` is {shown(self.between)}; known: {', '.join(BETWEEN)}")
         if not self.points:
             raise PlatformError("a curve needs at least one point [memory_mb, value]")
         if not all(math.isfinite(number) for point in self.points for number in point):
             raise PlatformError("a curve's points are finite numbers")
         sizes = [size for size, _ in self.points]
         if any(later <= size for size, later in pairwise(sizes)):
-            raise PlatformError(f"a curve's memory sizes must grow from point to point: {sizes}")
+            raise PlatformError(
+                f"a curve's memory sizes must grow from point to point: {shown(sizes)}"
+            )
 
     @staticmethod
     def flat(value: float) -> Curve:

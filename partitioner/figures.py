@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,13 +15,24 @@ from typing import Any, TypeAlias
 
 from funcpipe.errors import PlatformError
 from funcpipe.partitioner.curve import BETWEEN, Curve
+from funcpipe.partitioner.limits import (
+    LEAST_VCPUS,
+    MOST_BYTES,
+    MOST_COUNT,
+    MOST_PRICE,
+    MOST_SECONDS,
+    MOST_VCPUS,
+    shown,
+    written,
+)
 
 __all__ = ["BY_THE_USER", "KINDS", "Figure", "Kind", "Value", "as_text", "near", "read_figure"]
 
 Value: TypeAlias = bool | int | float | str | tuple[int, ...] | tuple[float, ...] | Curve | None
 BY_THE_USER = "set by the user"
 _FIELDS = ("value", "between", "unit", "source", "date", "unverified", "note")
-_HUGE = 1e300  # as an upper bound it also keeps out infinity, and integers that no float holds
+_MOST_LETTERS = 100  # of a text
+_MOST_TYPED = 2000  # letters, for a figure that is set; a curve may be long
 _DATE = re.compile(r"20\d\d(-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?)?")
 
 
@@ -38,7 +48,7 @@ class Kind:
     form: str
     unit: str
     least: float = 0
-    most: float = math.inf
+    most: float = MOST_COUNT
     above: bool = False
     nullable: bool = False
 
@@ -48,13 +58,12 @@ class Kind:
     @property
     def expected(self) -> str:
         """What a value must be, in words."""
-        bounds = f"above {self.least:g}" if self.above else f"of at least {self.least:g}"
-        if self.most < math.inf:
-            bounds += f" and at most {self.most:g}"
+        bounds = f"{'above' if self.above else 'of at least'} {written(self.least)}"
+        bounds += f" and at most {written(self.most)}"
         words = {
             "count": f"a whole number {bounds}",
             "number": f"a number {bounds}",
-            "text": "a text",
+            "text": f"a text of at most {_MOST_LETTERS} letters",
             "bool": "true or false",
             "counts": f"a list of whole numbers {bounds}",
             "numbers": f"a list of numbers {bounds}",
@@ -69,7 +78,7 @@ class Kind:
                 raise ValueError
             return None
         match self.form:
-            case "text" if isinstance(raw, str) and raw.strip():
+            case "text" if isinstance(raw, str) and 0 < len(raw.strip()) <= _MOST_LETTERS:
                 return raw
             case "bool" if isinstance(raw, bool):
                 return raw
@@ -86,18 +95,20 @@ class Kind:
 
         A curve given as one number has that value everywhere; a list needs no brackets.
         """
-        text = text.strip()
         if self.form == "text" and text.lower() not in ("null", "none"):
-            return self.read(text)
+            return self.read(text.strip())
+        text = text.strip()
+        if not text.isascii() or len(text) > _MOST_TYPED:
+            raise ValueError
         if self.form in ("counts", "numbers") and not text.startswith("["):
             text = f"[{text}]"
-        raw = json.loads({"none": "null"}.get(text.lower(), text.lower()))
+        raw = json.loads({"none": "null"}.get(text.lower(), text.lower()), parse_int=_whole)
         if self.form == "curve" and isinstance(raw, int | float):
             return Curve.flat(self._number(raw))
         return self.read(raw, between=old.between if isinstance(old, Curve) else "linear")
 
     def _number(self, raw: object) -> int | float:
-        if isinstance(raw, bool) or not isinstance(raw, int | float) or abs(raw) > _HUGE:
+        if isinstance(raw, bool) or not isinstance(raw, int | float):
             raise ValueError
         whole = self.form in ("count", "counts")
         if not self.least <= raw <= self.most or (self.above and raw == self.least):
@@ -113,16 +124,24 @@ class Kind:
         return float(size), float(self._number(raw[1]))
 
 
-def _count(unit: str, least: int = 0, *, nullable: bool = False) -> Kind:
-    return Kind(form="count", unit=unit, least=least, nullable=nullable)
+def _count(unit: str, least: int = 0, *, nullable: bool = False, most: float = MOST_COUNT) -> Kind:
+    return Kind(form="count", unit=unit, least=least, nullable=nullable, most=most)
 
 
-def _number(unit: str, *, above: bool = False, nullable: bool = False) -> Kind:
-    return Kind(form="number", unit=unit, above=above, nullable=nullable)
+def _seconds(unit: str, *, above: bool = False, nullable: bool = False) -> Kind:
+    return Kind(form="number", unit=unit, most=MOST_SECONDS, above=above, nullable=nullable)
 
 
-def _curve(unit: str, *, least: float = 0, above: bool = True) -> Kind:
-    return Kind(form="curve", unit=unit, least=least, above=above)
+def _price(unit: str, *, above: bool = False) -> Kind:
+    return Kind(form="number", unit=unit, most=MOST_PRICE, above=above)
+
+
+def _bytes(least: int = 0, *, nullable: bool = False) -> Kind:
+    return _count("bytes", least, nullable=nullable, most=MOST_BYTES)
+
+
+def _curve(unit: str, *, least: float, most: float) -> Kind:
+    return Kind(form="curve", unit=unit, least=least, most=most)
 
 
 _MEMORY_GB = "(1 GB = 1,024 MB)"
@@ -135,22 +154,24 @@ KINDS: Mapping[str, Kind] = {
     "memory.step_mb": _count("MB", 1),
     "memory.default_mb": _count("MB", 1),
     "memory.tiers_mb": Kind(form="counts", unit="MB", least=1),
-    "cpu.vcpu": _curve("vCPU"),
-    "cpu.cores": _curve("visible cores", least=1, above=False),
-    "network.up_bytes_per_s": _curve("bytes/s"),
-    "network.down_bytes_per_s": _curve("bytes/s"),
-    "network.latency_s": _number("s per request"),
-    "network.burst_bytes": _count("bytes"),
-    "network.burst_bytes_per_s": _number("bytes/s", above=True, nullable=True),
-    "time.limit_s": _number("s", above=True, nullable=True),
-    "time.cold_start_s": _number("s"),
-    "time.warm_start_s": _number("s"),
-    "time.keep_warm_s": _number("s"),
+    "cpu.vcpu": _curve("vCPU", least=LEAST_VCPUS, most=MOST_VCPUS),
+    "cpu.cores": _curve("visible cores", least=1, most=MOST_VCPUS),
+    "network.up_bytes_per_s": _curve("bytes/s", least=1, most=MOST_BYTES),
+    "network.down_bytes_per_s": _curve("bytes/s", least=1, most=MOST_BYTES),
+    "network.latency_s": _seconds("s per request"),
+    "network.burst_bytes": _bytes(),
+    "network.burst_bytes_per_s": Kind(
+        form="number", unit="bytes/s", least=1, most=MOST_BYTES, nullable=True
+    ),
+    "time.limit_s": _seconds("s", above=True, nullable=True),
+    "time.cold_start_s": _seconds("s"),
+    "time.warm_start_s": _seconds("s"),
+    "time.keep_warm_s": _seconds("s"),
     "invocation.concurrency": _count("functions at once", 1, nullable=True),
-    "invocation.sync_payload_bytes": _count("bytes", 1, nullable=True),
-    "invocation.async_payload_bytes": _count("bytes", 1, nullable=True),
+    "invocation.sync_payload_bytes": _bytes(1, nullable=True),
+    "invocation.async_payload_bytes": _bytes(1, nullable=True),
     "invocation.retries": _count("further attempts"),
-    "invocation.retry_delays_s": Kind(form="numbers", unit="s"),
+    "invocation.retry_delays_s": Kind(form="numbers", unit="s", most=MOST_SECONDS),
     "invocation.duplicate_rate": Kind(form="number", unit="of invocations", most=1),
     "tmp.least_mb": _count("MB"),
     "tmp.default_mb": _count("MB"),
@@ -159,24 +180,24 @@ KINDS: Mapping[str, Kind] = {
     "gpu.kind": Kind(form="text", unit="", nullable=True),
     "gpu.memory_mb": _count("MB", 1, nullable=True),
     "price.currency": Kind(form="text", unit=""),
-    "price.dollars": _number("USD per CURRENCY", above=True),
-    "price.gb_s": _number(f"CURRENCY per GB-s of memory {_MEMORY_GB}"),
-    "price.vcpu_s": _number("CURRENCY per vCPU-s"),
-    "price.disk_gb_s": _number(f"CURRENCY per GB-s of /tmp {_MEMORY_GB}"),
+    "price.dollars": _price("USD per CURRENCY", above=True),
+    "price.gb_s": _price(f"CURRENCY per GB-s of memory {_MEMORY_GB}"),
+    "price.vcpu_s": _price("CURRENCY per vCPU-s"),
+    "price.disk_gb_s": _price(f"CURRENCY per GB-s of /tmp {_MEMORY_GB}"),
     "price.disk_free_mb": _count("MB of /tmp without a price"),
-    "price.gpu_gb_s": _number(f"CURRENCY per GB-s of GPU memory {_MEMORY_GB}"),
-    "price.invocation": _number("CURRENCY per invocation"),
+    "price.gpu_gb_s": _price(f"CURRENCY per GB-s of GPU memory {_MEMORY_GB}"),
+    "price.invocation": _price("CURRENCY per invocation"),
     "price.granularity_ms": _count("ms", 1),
     "price.bills_initialisation": Kind(form="bool", unit=""),
-    "price.put": _number(_REQUEST),
-    "price.get": _number(_REQUEST),
-    "price.missed_get": _number(_REQUEST),
-    "price.list": _number(_REQUEST),
-    "price.delete": _number(_REQUEST),
-    "price.stored_gb_month": _number(f"CURRENCY per GB-month {_STORE_GB}"),
-    "price.put_gb": _number(f"CURRENCY per GB uploaded {_STORE_GB}"),
-    "price.get_gb": _number(f"CURRENCY per GB downloaded {_STORE_GB}"),
-    "price.internet_out_gb": _number(f"CURRENCY per GB to the internet {_STORE_GB}"),
+    "price.put": _price(_REQUEST),
+    "price.get": _price(_REQUEST),
+    "price.missed_get": _price(_REQUEST),
+    "price.list": _price(_REQUEST),
+    "price.delete": _price(_REQUEST),
+    "price.stored_gb_month": _price(f"CURRENCY per GB-month {_STORE_GB}"),
+    "price.put_gb": _price(f"CURRENCY per GB uploaded {_STORE_GB}"),
+    "price.get_gb": _price(f"CURRENCY per GB downloaded {_STORE_GB}"),
+    "price.internet_out_gb": _price(f"CURRENCY per GB to the internet {_STORE_GB}"),
 }
 
 
@@ -204,8 +225,8 @@ class Figure:
                 raise PlatformError(f"{self.path}: a `date` belongs to a `source`")
         elif self.date is None or not _DATE.fullmatch(self.date):
             raise PlatformError(
-                f"{self.path}: the date of the source is {self.date!r}; expected the day, month or "
-                "year when it said so, such as 2026-11-30"
+                f"{self.path}: the date of the source is {shown(self.date)}; expected the day, "
+                "month or year when it said so, such as 2026-11-30"
             )
 
     @property
@@ -232,12 +253,12 @@ def _short(numbers: Iterable[float]) -> list[float]:
 def read_figure(path: str, data: object, *, currency: str) -> Figure:
     """The figure that JSON's `data` describes, in a file whose prices are in `currency`."""
     if path not in KINDS:
-        raise PlatformError(f"there is no figure {path!r}{near(path, KINDS)}")
+        raise PlatformError(f"there is no figure {shown(path)}{near(path, KINDS)}")
     if not isinstance(data, Mapping):
         raise PlatformError(f"{path}: expected an object with a `value`; found {_found(data)}")
     for name in data:
         if name not in _FIELDS:
-            raise PlatformError(f"{path}: unknown field {name!r}{near(str(name), _FIELDS)}")
+            raise PlatformError(f"{path}: unknown field {shown(name)}{near(str(name), _FIELDS)}")
     unit = KINDS[path].unit_in(currency)
     if data.get("unit", unit) != unit:
         raise PlatformError(f"{path}: the unit is {_found(data['unit'])}; expected {unit!r}")
@@ -255,7 +276,7 @@ def _read_value(path: str, data: Mapping[str, object]) -> Value:
     if "between" in data and kind.form != "curve":
         raise PlatformError(f"{path}: `between` belongs to curves, and this is none")
     if not isinstance(between, str) or between not in BETWEEN:
-        raise PlatformError(f"{path}: `between` is {between!r}; known: {', '.join(BETWEEN)}")
+        raise PlatformError(f"{path}: `between` is {shown(between)}; known: {', '.join(BETWEEN)}")
     try:
         return kind.read(data["value"], between=between)
     except ValueError:
@@ -268,7 +289,10 @@ def _read_value(path: str, data: Mapping[str, object]) -> Value:
 def as_text(value: object) -> object:
     """A figure given as what it is, as the command line would give it; anything else as it is."""
     if value is None or isinstance(value, bool | int | float | list | tuple):
-        return json.dumps(value)
+        try:
+            return json.dumps(value)
+        except (ValueError, TypeError, RecursionError):
+            return shown(value)  # which is refused, by its name, where the figure is set
     return value
 
 
@@ -282,6 +306,12 @@ def near(text: str, known: Iterable[str]) -> str:
     if ends:
         return f"; did you mean {' or '.join(ends[:3])}?"
     return f"; known: {', '.join(known)}"
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _MOST_TYPED:
+        raise ValueError
+    return int(digits)
 
 
 def _found(value: object) -> str:

@@ -14,8 +14,9 @@ from functools import cached_property
 from itertools import pairwise
 
 from funcpipe.errors import ProfileError
+from funcpipe.partitioner.limits import is_number, shown
 
-__all__ = ["Graph", "Node", "Segment", "chain", "crossing", "in_order"]
+__all__ = ["Graph", "Node", "Segment", "chain", "crossing", "in_order", "title_of"]
 
 _NUMBERS = (
     "forward_s",
@@ -24,6 +25,11 @@ _NUMBERS = (
     "output_bytes",
     "kept_bytes",
 )
+
+
+def title_of(node: str) -> str:
+    """A node's id in a sentence: `node 7`, and `node7` where ids say so themselves."""
+    return node if node.startswith("node") else f"node {node}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +51,14 @@ class Node:
     def __post_init__(self) -> None:
         for name in _NUMBERS:
             value = getattr(self, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not 0 <= value < math.inf:
+            if not is_number(value) or not 0 <= value < math.inf:
                 raise ProfileError(
-                    f"node {self.id}: {name} is {value!r:.60}; expected a number of at least 0"
+                    f"{self.title}: {name} is {shown(value)}; expected a number of at least 0"
                 )
+
+    @property
+    def title(self) -> str:
+        return title_of(self.id)
 
     @property
     def is_light(self) -> bool:
@@ -72,13 +81,14 @@ class Graph:
         seen: set[str] = set()
         for node in self.nodes:
             if node.id in seen:
-                raise ProfileError(f"node {node.id} is there twice; expected unique ids")
+                raise ProfileError(f"{node.title} is there twice; expected unique ids")
             seen.add(node.id)
         for source, target in self.edges:
             for end in (source, target):
                 if end not in seen:
                     raise ProfileError(
-                        f"the edge {source} -> {target} leads to node {end}, which is not there"
+                        f"the edge {source} -> {target} leads to {title_of(end)}, which is not "
+                        "there"
                     )
         self._check_acyclic()
 
@@ -99,7 +109,7 @@ class Graph:
         while path[-1] not in path[:-1]:
             path.append(next(one for one in self.producers[path[-1]] if one in waiting))
         cycle = path[path.index(path[-1]) :][::-1]
-        raise ProfileError(f"node {cycle[0]} depends on itself: {' -> '.join(cycle):.200}")
+        raise ProfileError(f"{title_of(cycle[0])} depends on itself: {' -> '.join(cycle):.200}")
 
     @cached_property
     def consumers(self) -> Mapping[str, tuple[str, ...]]:
@@ -115,6 +125,18 @@ class Graph:
         for one, other in pairs:
             found[one][other] = None
         return {name: tuple(others) for name, others in found.items()}
+
+    def apart(self) -> tuple[Node, Node] | None:
+        """Two nodes that no edges join, whichever way these lead; None if all are one graph."""
+        first, *_ = self.nodes
+        reached, open_ = {first.id}, [first.id]
+        while open_:
+            name = open_.pop()
+            new = {*self.producers[name], *self.consumers[name]} - reached
+            reached |= new
+            open_ += new
+        lone = next((node for node in self.nodes if node.id not in reached), None)
+        return None if lone is None else (first, lone)
 
     def is_input(self, node: Node) -> bool:
         """Whether it is the model's input: light, and made from nothing. It has no gradient."""

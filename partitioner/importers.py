@@ -7,8 +7,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from funcpipe.errors import ProfileError
-from funcpipe.partitioner.graph import Segment, chain
+from funcpipe.errors import PlatformError, ProfileError
+from funcpipe.partitioner.graph import Graph, Segment, chain
+from funcpipe.partitioner.jsonfile import read_text
+from funcpipe.partitioner.limits import (
+    LEAST_VCPUS,
+    MOST_SAMPLES,
+    MOST_VCPUS,
+    is_count,
+    is_number,
+    shown,
+)
 from funcpipe.partitioner.merge import merge as merged
 from funcpipe.partitioner.profile import FORMAT, LayerProfile, ModelProfile
 from funcpipe.partitioner.published import FORMATS, Format, Published, recognise
@@ -17,6 +26,7 @@ __all__ = ["OWN", "Scale", "format_names", "load_profile"]
 
 OWN = "funcpipe"
 LEAST_BATCH = 64
+MOST_SLOWDOWN = 10**9
 _NAME_LENGTH = 80
 
 
@@ -49,25 +59,32 @@ class Scale:
     def __post_init__(self) -> None:
         for name in ("samples", "batch_size"):
             value = getattr(self, name)
-            if value is not None and (
-                not isinstance(value, int) or isinstance(value, bool) or value < 1
-            ):
-                raise ProfileError(f"{name} is {value!r:.60}; expected a whole number from 1")
-        if self.slowdown is not None and not (_is_number(self.slowdown) and self.slowdown > 0):
-            raise ProfileError(f"slowdown is {self.slowdown!r:.60}; expected a number above 0")
-        if not _is_number(self.parallel) or not 0 <= self.parallel <= 1:
-            raise ProfileError(f"parallel is {self.parallel!r:.60}; expected a number from 0 to 1")
+            if value is not None and not is_count(value, most=MOST_SAMPLES):
+                raise ProfileError(
+                    f"{name} is {shown(value)}; expected a whole number from 1 to {MOST_SAMPLES:,}"
+                )
+        slowdown = self.slowdown
+        if slowdown is not None and not (is_number(slowdown) and 0 < slowdown <= MOST_SLOWDOWN):
+            raise ProfileError(
+                f"slowdown is {shown(slowdown)}; expected a number above 0, at most "
+                f"{MOST_SLOWDOWN:,}"
+            )
+        if not is_number(self.parallel) or not 0 <= self.parallel <= 1:
+            raise ProfileError(f"parallel is {shown(self.parallel)}; expected a number from 0 to 1")
         factor = self.optimizer_factor
-        if factor is not None and not (_is_number(factor) and 0 <= factor <= 100):
-            raise ProfileError(f"optimizer_factor is {factor!r:.60}; expected a number, 0 to 100")
+        if factor is not None and not (is_number(factor) and 0 <= factor <= 100):
+            raise ProfileError(
+                f"optimizer_factor is {shown(factor)}; expected a number from 0 to 100"
+            )
         rising = (
             isinstance(self.vcpus, list | tuple)
-            and all(_is_number(one) and one > 0 for one in self.vcpus)
+            and all(is_number(one) and LEAST_VCPUS <= one <= MOST_VCPUS for one in self.vcpus)
             and all(low < high for low, high in pairwise(self.vcpus))
         )
         if not self.vcpus or not rising:
             raise ProfileError(
-                f"vcpus is {self.vcpus!r:.80}; expected numbers above 0 that grow, at least one"
+                f"vcpus is {shown(self.vcpus)}; expected numbers above 0 that grow, from "
+                f"{LEAST_VCPUS} to {MOST_VCPUS:,}, at least one"
             )
 
     def share(self, vcpu: float) -> float:
@@ -92,7 +109,7 @@ def load_profile(
     `funcpipe.partitioner.merge`.
     """
     if format not in format_names():
-        raise ProfileError(f"unknown format {format!r:.60}; known: {', '.join(format_names())}")
+        raise ProfileError(f"unknown format {shown(format)}; known: {', '.join(format_names())}")
     try:
         text = _read(path)
         chosen = _recognised(text) if format == "auto" else format
@@ -104,6 +121,7 @@ def load_profile(
                 )
         else:
             published = FORMATS[chosen].read(text)
+            _check(published.graph)
     except ProfileError as error:
         raise ProfileError(f"{path}: {error.message}") from error
     if chosen == OWN:
@@ -118,11 +136,9 @@ def load_profile(
 
 def _read(path: Path) -> str:
     try:
-        if path.exists() and not path.is_file():
-            raise ProfileError("it is no file")
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ProfileError(f"cannot be read: {error.strerror}") from error
+        return read_text(path)
+    except PlatformError as error:
+        raise ProfileError(error.message) from error
     except UnicodeDecodeError as error:
         raise ProfileError(f"it is not text: {error.reason}; {_known()}") from error
 
@@ -139,6 +155,18 @@ def _recognised(text: str) -> str:
 def _known() -> str:
     titles = [f"funcpipe's own (JSON with format {FORMAT!r})"]
     return "known: " + ", ".join([*titles, *(one.title for one in FORMATS.values())])
+
+
+def _check(graph: Graph) -> None:
+    """What a graph may be that a profile of a model is not."""
+    if all(graph.is_input(node) for node in graph.nodes):
+        raise ProfileError("it has inputs only; expected nodes with times or parameters")
+    if pair := graph.apart():
+        one, other = pair
+        raise ProfileError(
+            f"{one.title} and {other.title} are not connected; expected edges that make one graph "
+            "of all nodes, each from an operation to one that uses its output"
+        )
 
 
 def _scaled(path: Path, published: Published, form: Format, scale: Scale) -> ModelProfile:
@@ -191,7 +219,3 @@ def _shortened(name: str) -> str:
         return name
     kept = _NAME_LENGTH - 3
     return f"{name[: kept - kept // 2]}...{name[-(kept // 2) :]}"
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 1e300

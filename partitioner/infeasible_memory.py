@@ -14,13 +14,20 @@ from funcpipe.partitioner.table import make_table
 __all__ = ["too_large"]
 
 MB, GB = 2**20, 2**30
-ENOUGH_MB = 1 << 40
+ENOUGH_MB = 1 << 62
 """Any stage fits in it; what a stage needs depends on no memory size."""
 
 
 def too_large(problem: Problem) -> str:
     """For a problem no plan of which fits in memory, however many stages and functions it has."""
     largest = max(problem.space.tiers(problem.setting)) * MB
+    base = problem.setting.profile.base_memory_bytes
+    if base > largest:
+        need, limit = _two_sizes(base, largest)
+        return (
+            f"a function needs {need} before it holds anything of the model (base_memory_bytes); "
+            f"the largest tier is {limit}"
+        )
     worst = max(_needs(problem), key=lambda one: one.num_bytes)
     if worst.num_bytes <= largest:
         return _no_chain(problem)

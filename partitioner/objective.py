@@ -6,9 +6,11 @@ import math
 from dataclasses import dataclass
 
 from funcpipe.errors import PlanError
+from funcpipe.partitioner.limits import is_number, read_number, shown, written
 
 __all__ = ["KINDS", "Goal", "Objective"]
 
+MOST_BOUND = 10**12  # seconds or dollars of a step
 KINDS = ("min-time", "min-cost", "weighted", "raw")
 
 
@@ -48,15 +50,20 @@ class Objective:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise PlanError(
-                f"unknown objective {self.kind!r}; known: min-time, min-cost, weighted:ALPHA and "
-                "raw:ALPHA with ALPHA from 0 (time) to 1 (dollars)"
+                f"unknown objective {shown(self.kind)}; known: min-time, min-cost, weighted:ALPHA "
+                "and raw:ALPHA with ALPHA from 0 (time) to 1 (dollars)"
             )
-        if not _is_number(self.alpha) or not 0 <= self.alpha <= 1:
-            raise PlanError(f"alpha is {self.alpha!r}; expected a number from 0 (time) to 1 (cost)")
+        if not is_number(self.alpha) or not 0 <= self.alpha <= 1:
+            raise PlanError(
+                f"alpha is {shown(self.alpha)}; expected a number from 0 (time) to 1 (cost)"
+            )
         for name in ("max_time_s", "max_cost"):
             value = getattr(self, name)
-            if value is not None and not (_is_number(value) and 0 < value < math.inf):
-                raise PlanError(f"{name} is {value!r}; expected a number above 0")
+            if value is not None and not (is_number(value) and 0 < value <= MOST_BOUND):
+                raise PlanError(
+                    f"{name} is {shown(value)}; expected a number above 0, at most "
+                    f"{written(MOST_BOUND)}"
+                )
 
     @staticmethod
     def parse(
@@ -67,13 +74,13 @@ class Objective:
         alpha = 0.5
         if colon:
             try:
-                alpha = float(number)
+                alpha = read_number(number)
             except ValueError:
                 alpha = math.nan
         if colon and (kind not in ("weighted", "raw") or not 0 <= alpha <= 1):
             raise PlanError(
-                f"unknown objective {text!r}; only weighted and raw take a number, from 0 (time) "
-                "to 1 (dollars): weighted:0.3"
+                f"unknown objective {shown(text)}; only weighted and raw take a number, from 0 "
+                "(time) to 1 (dollars): weighted:0.3"
             )
         return Objective(kind=kind, alpha=alpha, max_time_s=max_time_s, max_cost=max_cost)
 
@@ -108,7 +115,3 @@ class Objective:
         }
         time_weight, cost_weight = weights[self.kind]
         return Goal(time_weight=time_weight, cost_weight=cost_weight, **self.bounds)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -8,7 +8,9 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from funcpipe.errors import PlanError
+from funcpipe.errors import PlanError, PlatformError
+from funcpipe.partitioner.jsonfile import read_json
+from funcpipe.partitioner.limits import MOST_COUNT, is_count, is_version, shown
 
 __all__ = ["Plan", "StagePlan", "balanced_cuts", "even_plan"]
 
@@ -18,9 +20,10 @@ METHODS = ("pipelined", "three-phase")
 
 
 def _count(owner: str, name: str, value: object, *, least: int = 1) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    if not is_count(value, least):
         raise PlanError(
-            f"{owner}: {name} is {value!r}; a whole number of at least {least} is needed"
+            f"{owner}: {name} is {shown(value)}; a whole number of at least {least} and at most "
+            f"{MOST_COUNT:,} is needed"
         )
 
 
@@ -45,7 +48,7 @@ class StagePlan:
         if self.memory_mb is not None:
             _count("stage", "memory_mb", self.memory_mb)
         if not isinstance(self.recompute, bool):
-            raise PlanError(f"stage: recompute is {self.recompute!r}; expected true or false")
+            raise PlanError(f"stage: recompute is {shown(self.recompute)}; expected true or false")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +69,11 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.predicted is not None and not isinstance(self.predicted, Mapping):
-            raise PlanError(f"plan: predicted is {self.predicted!r:.60}; expected a JSON object")
+            raise PlanError(f"plan: predicted is {shown(self.predicted)}; expected a JSON object")
+        if not isinstance(self.stages, list | tuple) or not all(
+            isinstance(stage, StagePlan) for stage in self.stages
+        ):
+            raise PlanError(f"plan: stages is {shown(self.stages)}; expected a tuple of StagePlan")
         if not self.stages:
             raise PlanError("a plan has at least one stage; this one has none")
         expected = 0
@@ -103,9 +110,9 @@ class Plan:
         """The inverse of `to_dict`; `PlanError` for anything that is not a plan of this version."""
         if not isinstance(data, Mapping):
             raise PlanError(f"a plan is a JSON object; found {type(data).__name__}")
-        if data.get("version") != VERSION:
+        if not is_version(data.get("version"), VERSION):
             raise PlanError(
-                f"plan version {data.get('version')!r} is not known; expected {VERSION}"
+                f"plan version {shown(data.get('version'))} is not known; expected {VERSION}"
             )
         stages = data.get("stages")
         if not isinstance(stages, Sequence) or isinstance(stages, str):
@@ -118,22 +125,16 @@ class Plan:
 
     @staticmethod
     def load(path: Path) -> Plan:
+        """From a file; `PlanError` with its name for whatever is wrong with it."""
         try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise PlanError(f"cannot read the plan {path}: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise PlanError(f"{path} is not JSON: {error.reason}") from error
-        try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise PlanError(f"{path} is not JSON: {error}") from error
-        return Plan.from_dict(data)
+            return Plan.from_dict(read_json(path))
+        except (PlanError, PlatformError) as error:
+            raise PlanError(f"{path}: {error.message}") from error
 
 
 def _choice(name: str, value: object, known: Sequence[str]) -> None:
     if value not in known:
-        raise PlanError(f"plan: {name} is {value!r}; known: {', '.join(known)}")
+        raise PlanError(f"plan: {name} is {shown(value)}; known: {', '.join(known)}")
 
 
 _Kind = TypeVar("_Kind", Plan, StagePlan)
@@ -145,7 +146,9 @@ def _build(kind: type[_Kind], data: object) -> _Kind:
         raise PlanError(f"{name}: expected a JSON object; found {type(data).__name__}")
     known = {field.name for field in fields(kind)}
     if unknown := sorted(set(map(str, data)) - known):
-        raise PlanError(f"{name}: unknown field {unknown[0]!r}; known: {', '.join(sorted(known))}")
+        raise PlanError(
+            f"{name}: unknown field {shown(unknown[0])}; known: {', '.join(sorted(known))}"
+        )
     needed = {field.name for field in fields(kind) if field.default is MISSING}
     if missing := sorted(needed - set(data)):
         raise PlanError(

@@ -19,7 +19,7 @@ from funcpipe.partitioner.platform import PlatformSpec, load_platform
 from funcpipe.partitioner.profile import ModelProfile
 from funcpipe.partitioner.setting import Setting
 from funcpipe.partitioner.solvers import solve
-from funcpipe.partitioner.space import Space
+from funcpipe.partitioner.space import MOST_SIMULATED, Space
 
 __all__ = ["Answer", "Front", "make_setting", "pareto_front", "plan_for"]
 
@@ -115,7 +115,7 @@ def plan_for(
     if found.plan is None:
         raise _nothing(problem, goal, found, judge)
     found = judge.settle_ties(goal, found)
-    found = replace(found, notes=(*judge.notes, *found.notes))
+    found = replace(found, notes=(*judge.notes, *found.notes, *_left_out(problem)))
     return _answer(setting, objective, goal, found, deadline)
 
 
@@ -271,6 +271,20 @@ def _answer(
         gpipe_proven=found.gpipe_proven,
     )
     return replace(answer, plan=replace(plan, predicted=_predicted(setting, answer)))
+
+
+def _left_out(problem: Problem) -> list[str]:
+    """1f1b is not simulated where micro-batches are too many."""
+    if "1f1b" not in problem.space.schedules:
+        return []
+    sizes = problem.space.sizes(problem.setting)
+    left_out = [n for n in sizes if problem.setting.num_micro_batches(n) > MOST_SIMULATED]
+    if not left_out:
+        return []
+    return [
+        f"1f1b was not looked at with micro-batches of up to {max(left_out)} samples: steps of "
+        f"more than {MOST_SIMULATED:,} micro-batches take too long to simulate"
+    ]
 
 
 def _warnings(setting: Setting, plan: Plan, estimate: Estimate) -> list[str]:

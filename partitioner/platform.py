@@ -17,6 +17,7 @@ from funcpipe.errors import PlanError, PlatformError
 from funcpipe.partitioner.curve import Curve
 from funcpipe.partitioner.figures import BY_THE_USER, KINDS, Figure, near, read_figure
 from funcpipe.partitioner.jsonfile import read_json
+from funcpipe.partitioner.limits import is_version, shown
 
 __all__ = [
     "BYTES_PER_STORE_GB",
@@ -163,8 +164,8 @@ class Gpu:
     def __post_init__(self) -> None:
         if (self.kind is None) != (self.memory_mb is None):
             raise PlatformError(
-                f"gpu.kind is {self.kind!r} and gpu.memory_mb {self.memory_mb!r}; expected both or "
-                "neither"
+                f"gpu.kind is {shown(self.kind)} and gpu.memory_mb {self.memory_mb!r}; expected "
+                "both or neither"
             )
 
 
@@ -223,12 +224,12 @@ class PlatformSpec:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise PlatformError(
-                f"the name is {self.name!r}; expected small letters, digits, dots and dashes"
+                f"the name is {shown(self.name)}; expected small letters, digits, dots and dashes"
             )
         if not isinstance(self.title, str) or not 0 < len(self.title.strip()) <= 200:
-            raise PlatformError(f"the title is {self.title!r:.80}; expected a text, not too long")
+            raise PlatformError(f"the title is {shown(self.title)}; expected a text, not too long")
         if not self.title.isprintable():
-            raise PlatformError(f"the title is {self.title!r}; expected printable letters")
+            raise PlatformError(f"the title is {shown(self.title)}; expected printable letters")
         given = [figure.path for figure in self.figures]
         missing = [path for path in KINDS if path not in given]
         if missing or len(given) != len(KINDS):
@@ -250,7 +251,7 @@ class PlatformSpec:
         for figure in self.figures:
             if figure.path == path:
                 return figure
-        raise PlatformError(f"there is no figure {path!r}{near(path, KINDS)}")
+        raise PlatformError(f"there is no figure {shown(path)}{near(path, KINDS)}")
 
     @property
     def limited(self) -> bool:
@@ -298,12 +299,12 @@ class PlatformSpec:
         """The inverse of `to_dict`; `PlatformError` that names what is wrong."""
         if not isinstance(data, Mapping):
             raise PlatformError(f"a platform is a JSON object; found {type(data).__name__}")
-        if data.get("format") != FORMAT or isinstance(data["format"], bool):
-            raise PlatformError(f"`format` is {data.get('format')!r}; expected {FORMAT}")
+        if not is_version(data.get("format"), FORMAT):
+            raise PlatformError(f"`format` is {shown(data.get('format'))}; expected {FORMAT}")
         fields = ("format", "name", "title", "figures")
         for name in data:
             if name not in fields:
-                raise PlatformError(f"unknown field {name!r}{near(str(name), fields)}")
+                raise PlatformError(f"unknown field {shown(name)}{near(str(name), fields)}")
         figures = data.get("figures")
         if not isinstance(figures, Mapping):
             raise PlatformError("a platform needs `figures`, an object of figures by their paths")
@@ -338,15 +339,16 @@ def _with_changes(spec: PlatformSpec, changes: Mapping[str, str]) -> PlatformSpe
     figures = {figure.path: figure for figure in spec.figures}
     for path, text in changes.items():
         if path not in KINDS:
-            raise PlatformError(f"there is no figure {path!r} to set{near(path, KINDS)}")
+            raise PlatformError(f"there is no figure {shown(path)} to set{near(path, KINDS)}")
         old, kind = figures[path], KINDS[path]
         try:
             value = kind.parse(text, old.value)
         except (ValueError, RecursionError):
-            shown = f"{text!r:.80}"
-            raise PlatformError(f"{path} was set to {shown}; expected {kind.expected}") from None
+            raise PlatformError(
+                f"{path} was set to {shown(text)}; expected {kind.expected}"
+            ) from None
         except PlatformError as error:
-            raise PlatformError(f"{path} was set to {text!r}: {error.message}") from None
+            raise PlatformError(f"{path} was set to {shown(text)}: {error.message}") from None
         figures[path] = Figure(path=path, value=value, unit=old.unit, source=BY_THE_USER)
     currency = str(figures["price.currency"].value)
     named = (replace(f, unit=KINDS[f.path].unit_in(currency)) for f in figures.values())
@@ -370,7 +372,7 @@ def load_platform(
     name_or_path = str(name_or_path)
     if not own and name_or_path not in known_platforms():
         raise PlatformError(
-            f"there is no platform {name_or_path!r}{near(name_or_path, known_platforms())} "
+            f"there is no platform {shown(name_or_path)}{near(name_or_path, known_platforms())} "
             "(a file of one's own ends in .json)"
         )
     path = Path(name_or_path) if own else _FOLDER / f"{name_or_path}.json"

@@ -16,6 +16,18 @@ from typing import Any, TypeVar
 from funcpipe.errors import PlatformError, ProfileError
 from funcpipe.partitioner.figures import near
 from funcpipe.partitioner.jsonfile import read_json
+from funcpipe.partitioner.limits import (
+    LEAST_VCPUS,
+    MOST_BYTES,
+    MOST_SAMPLES,
+    MOST_SECONDS,
+    MOST_VCPUS,
+    is_count,
+    is_number,
+    is_version,
+    shown,
+    written,
+)
 
 __all__ = ["FORMAT", "UNITS", "VERSION", "LayerProfile", "ModelProfile"]
 
@@ -25,10 +37,6 @@ UNITS = {"time": "s", "size": "bytes"}
 
 BASE_MEMORY_BYTES = 290 * 2**20
 """A function's memory before it holds anything of a job: Python, torch and funcpipe, measured."""
-
-# Beyond these a number has the wrong unit: nobody waits a year for a layer.
-MOST_SECONDS = 366 * 24 * 3600.0
-MOST_BYTES = 2.0**60
 
 Grid = tuple[tuple[float, ...], ...]
 
@@ -59,8 +67,8 @@ class LayerProfile:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name or not self.name.isprintable():
-            raise ProfileError(f"a layer's name is {self.name!r}; expected a printable text")
-        owner = f"layer {self.name}"
+            raise ProfileError(f"a layer's name is {shown(self.name)}; expected a printable text")
+        owner = f"layer {self.name:.80}"
         for name in ("forward_s", "backward_s"):
             _freeze(self, name, _grid(owner, name, getattr(self, name)))
         steps = tuple(_row(owner, "step_s", self.step_s, most=MOST_SECONDS))
@@ -115,9 +123,13 @@ class ModelProfile:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name or not self.name.isprintable():
-            raise ProfileError(f"the profile's name is {self.name!r}; expected a printable text")
+            raise ProfileError(
+                f"the profile's name is {shown(self.name)}; expected a printable text"
+            )
         if not isinstance(self.source, str):
-            raise ProfileError(f"the profile's source is {self.source!r:.60}; expected a text")
+            raise ProfileError(f"the profile's source is {shown(self.source)}; expected a text")
+        if not isinstance(self.layers, list | tuple):
+            raise ProfileError(f"`layers` is {shown(self.layers)}; expected a list of layers")
         if not self.layers:
             raise ProfileError("a profile has at least one layer; this one has none")
         if not all(isinstance(layer, LayerProfile) for layer in self.layers):
@@ -138,14 +150,14 @@ class ModelProfile:
             grid = getattr(layer, name)
             if len(grid) != rows or any(len(row) != columns for row in grid):
                 raise ProfileError(
-                    f"layer {number} ({layer.name}): {name} is not {rows} x {columns}; expected a "
-                    f"row for each of the {rows} vcpus, and in it a time for each of the "
-                    f"{columns} micro_batch_sizes"
+                    f"layer {number} ({layer.name:.80}): {name} is not {rows} x {columns}; "
+                    f"expected a row for each of the {rows} vcpus, and in it a time for each of "
+                    f"the {columns} micro_batch_sizes"
                 )
         if len(layer.step_s) not in (0, rows):
             raise ProfileError(
-                f"layer {number} ({layer.name}): step_s has {len(layer.step_s)} times; expected "
-                f"one for each of the {rows} vcpus, or none"
+                f"layer {number} ({layer.name:.80}): step_s has {len(layer.step_s)} times; "
+                f"expected one for each of the {rows} vcpus, or none"
             )
 
     @property
@@ -180,15 +192,15 @@ class ModelProfile:
             raise ProfileError(f"a profile is a JSON object; found {type(data).__name__}")
         if data.get("format") != FORMAT:
             raise ProfileError(
-                f"`format` is {data.get('format')!r:.60}; expected {FORMAT!r}. A profile that "
+                f"`format` is {shown(data.get('format'))}; expected {FORMAT!r}. A profile that "
                 "another project published is imported first: funcpipe plan --help"
             )
-        if data.get("version") != VERSION or isinstance(data["version"], bool):
+        if not is_version(data.get("version"), VERSION):
             raise ProfileError(
-                f"profile version {data.get('version')!r:.60} is not known; expected {VERSION}"
+                f"profile version {shown(data.get('version'))} is not known; expected {VERSION}"
             )
         if data.get("units", UNITS) != UNITS:
-            raise ProfileError(f"the units are {data['units']!r:.80}; expected {UNITS}")
+            raise ProfileError(f"the units are {shown(data['units'])}; expected {UNITS}")
         layers = data.get("layers")
         if not isinstance(layers, list):
             raise ProfileError("a profile needs `layers`, a list of layers")
@@ -254,46 +266,50 @@ def _freeze(owner: object, name: str, value: object) -> None:
 
 
 def _number(owner: str, name: str, value: object, *, most: float) -> float:
-    fine = isinstance(value, int | float) and not isinstance(value, bool)
-    if not fine or not 0 <= value <= most:  # type: ignore[operator]
+    if not is_number(value) or not 0 <= value <= most:  # type: ignore[operator]
         raise ProfileError(
-            f"{owner}: {name} is {value!r:.60}; expected a number from 0 to {most:g}"
+            f"{owner}: {name} is {shown(value)}; expected a number from 0 to {written(most)}"
         )
     return value  # type: ignore[return-value]
 
 
 def _row(owner: str, name: str, row: object, *, most: float) -> Sequence[float]:
     if not isinstance(row, list | tuple):
-        raise ProfileError(f"{owner}: {name} is {row!r:.60}; expected a list of numbers")
+        raise ProfileError(f"{owner}: {name} is {shown(row)}; expected a list of numbers")
     return [_number(owner, name, value, most=most) for value in row]
 
 
 def _grid(owner: str, name: str, rows: object) -> Grid:
     if not isinstance(rows, list | tuple):
-        raise ProfileError(f"{owner}: {name} is {rows!r:.60}; expected a list of rows of seconds")
+        raise ProfileError(f"{owner}: {name} is {shown(rows)}; expected a list of rows of seconds")
     return tuple(tuple(_row(owner, name, row, most=MOST_SECONDS)) for row in rows)
 
 
 def _axis(name: str, values: Sequence[float], *, whole: bool = True) -> tuple[float, ...]:
-    good = all(
-        isinstance(v, int | float) and not isinstance(v, bool) and 0 < v <= MOST_BYTES
-        and (not whole or v == int(v))
-        for v in values
-    )  # fmt: skip
-    if not values or not good or any(b <= a for a, b in pairwise(values)):
+    least, most = (1, MOST_SAMPLES) if whole else (LEAST_VCPUS, MOST_VCPUS)
+    good = isinstance(values, list | tuple) and all(
+        is_number(v) and least <= v <= most and (not whole or v == int(v)) for v in values
+    )
+    if not good or not values or any(b <= a for a, b in pairwise(values)):
         kind = "whole numbers" if whole else "numbers"
-        raise ProfileError(f"{name} is {list(values)!r:.80}; expected {kind} above 0 that grow")
+        found = shown(list(values) if isinstance(values, tuple) else values)
+        raise ProfileError(
+            f"{name} is {found}; expected {kind} above 0 that grow, from {written(least)} to "
+            f"{written(most)}"
+        )
     return tuple(int(v) if whole else float(v) for v in values)
 
 
 def _whole(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ProfileError(f"{name} is {value!r:.60}; expected a whole number from 1")
+    if not is_count(value, most=MOST_SAMPLES):
+        raise ProfileError(
+            f"{name} is {shown(value)}; expected a whole number from 1 to {MOST_SAMPLES:,}"
+        )
 
 
 def _listed(owner: str, name: str, value: object) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple):
-        raise ProfileError(f"{owner}: {name} is {value!r:.60}; expected a list")
+        raise ProfileError(f"{owner}: {name} is {shown(value)}; expected a list")
     return tuple(value)
 
 
@@ -301,6 +317,11 @@ def _layer(number: int, data: object) -> LayerProfile:
     try:
         return _build(LayerProfile, data, "it")
     except ProfileError as error:
+        name = data.get("name") if isinstance(data, Mapping) else None
+        own = f"layer {name!s:.80}: "
+        if error.message.startswith(own):
+            told = error.message.removeprefix(own)
+            raise ProfileError(f"layer {number} ({name!s:.80}): {told}") from error
         raise ProfileError(f"layer {number}: {error.message}") from error
 
 
@@ -313,7 +334,9 @@ def _build(kind: type[_Kind], data: object, owner: str) -> _Kind:
     known = {field.name: field for field in fields(kind)}
     for name in data:
         if name not in known:
-            raise ProfileError(f"{owner} has an unknown field {name!r:.60}{near(str(name), known)}")
+            raise ProfileError(
+                f"{owner} has an unknown field {shown(name)}{near(str(name), known)}"
+            )
     for name, field in known.items():
         if field.default is MISSING and name not in data:
             raise ProfileError(f"{owner} has no {name!r}; it is needed")

@@ -8,20 +8,21 @@ the batch that was measured. What the files leave open is decided here, and told
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from funcpipe.errors import ProfileError
-from funcpipe.partitioner.graph import Graph, Node
+from funcpipe.errors import PlatformError, ProfileError
+from funcpipe.partitioner.graph import Graph, Node, title_of
+from funcpipe.partitioner.jsonfile import parse_json
+from funcpipe.partitioner.limits import MOST_SAMPLES, is_number, read_number, shown
 
 __all__ = ["FORMATS", "Published", "recognise"]
 
 ASSUMED_SAMPLES = 64
-_MOST = 1e300  # keeps out infinity, and integers that no float holds
+_MOST = 1e18  # of any unit: keeps out infinity, and integers that no float holds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,17 +124,18 @@ def _samples_of(nodes: Iterable[_Sized]) -> int | None:
             states.add(outputs[-1] / 4 / int(found[1]))
     known = states or (linear if convolves else set())
     samples = known.pop() if len(known) == 1 else 0.0
-    return int(samples) if samples >= 1 and samples == int(samples) else None
+    return int(samples) if 1 <= samples <= MOST_SAMPLES and samples == int(samples) else None
 
 
 def _float(owner: str, text: str) -> float:
     try:
-        value = float(text)
+        value = read_number(text.strip())
     except ValueError:
         value = math.nan
-    if not 0 <= value <= _MOST:
+    if not 0 <= value < _MOST:
         raise ProfileError(
-            f"node {owner}: found {text.strip()!r:.60}; expected a number of at least 0"
+            f"{title_of(owner)}: found {shown(text.strip())}; expected a number of at least 0, "
+            "below 1e18"
         )
     return value
 
@@ -161,7 +163,7 @@ def read_dnn_partitioning(text: str) -> Published:
     for row in _list(data, "nodes", "the file"):
         name = _id(row, "id", "a node")
         if name in rows:
-            raise ProfileError(f"node {name} is there twice; expected unique ids")
+            raise ProfileError(f"{title_of(name)} is there twice; expected unique ids")
         rows[name] = row
     pairs = _pairs(rows)
     backward_of = {back: name for name, back in pairs.items()}
@@ -173,7 +175,7 @@ def read_dnn_partitioning(text: str) -> Published:
         for end in (source, target):
             if end not in rows:
                 raise ProfileError(
-                    f"the edge {source} -> {target} leads to node {end}, which is not there"
+                    f"the edge {source} -> {target} leads to {title_of(end)}, which is not there"
                 )
         size = _number(row, "size", f"the edge {source} -> {target}")
         if source in pairs and target in pairs:
@@ -202,15 +204,20 @@ def _pairs(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Each forward node's backward node, by colorClass."""
     classes: dict[object, tuple[list[str], list[str]]] = {}
     for name, row in rows.items():
-        colour = _id(row, "colorClass", f"node {name}")
-        is_backward = bool(_number(row, "isBackwardNode", f"node {name}"))
+        colour = _id(row, "colorClass", title_of(name))
+        told = row.get("isBackwardNode")
+        if told not in (0, 1):  # true and false among them
+            raise ProfileError(
+                f"{title_of(name)}: isBackwardNode is {shown(told)}; expected 0 or 1"
+            )
+        is_backward = bool(told)
         classes.setdefault(colour, ([], []))[is_backward].append(name)
     for forwards, backwards in classes.values():
         if len(forwards) != 1 or len(backwards) != 1:
             raise ProfileError(
-                f"node {(forwards + backwards)[0]}: its colorClass has {len(forwards)} forward and "
-                f"{len(backwards)} backward nodes; expected one of each, as in the layer graphs "
-                "for training"
+                f"{title_of((forwards + backwards)[0])}: its colorClass has {len(forwards)} "
+                f"forward and {len(backwards)} backward nodes; expected one of each, as in the "
+                "layer graphs for training"
             )
     return {forwards[0]: backwards[0] for forwards, backwards in classes.values()}
 
@@ -218,7 +225,7 @@ def _pairs(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 def _coloured_node(
     name: str, forward: Mapping[str, Any], backward: Mapping[str, Any], output: float
 ) -> Node:
-    owner = f"node {name}"
+    owner = title_of(name)
     size = _number(forward, "size", owner)
     if output > size:
         raise ProfileError(
@@ -271,10 +278,10 @@ def read_piper(text: str) -> Published:
 
 def _piper_node(row: Mapping[str, Any]) -> Node:
     name = _id(row, "id", "a node")
-    owner = f"node {name}"
+    owner = title_of(name)
     degrees = row.get("TMPCs")
     variants = _list(degrees, "1", f"{owner}: TMPCs") if isinstance(degrees, dict) else []
-    by_id = {variant.get("id"): variant for variant in variants}
+    by_id = {_id(variant, "id", f"{owner}: a variant"): variant for variant in variants}
     plain, again = by_id.get("vanilla"), by_id.get("activation recomp")
     if plain is None:
         raise ProfileError(
@@ -318,9 +325,9 @@ def _piper_outputs(graph: Graph, costs: Mapping[tuple[str, str], float]) -> dict
 
 def _json(text: str) -> dict[str, Any]:
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ProfileError(f"it is not JSON: {error}") from error
+        data = parse_json(text)
+    except PlatformError as error:
+        raise ProfileError(error.message) from error
     if not isinstance(data, dict):
         raise ProfileError(f"it is a JSON {type(data).__name__}; expected an object")
     return data
@@ -336,15 +343,17 @@ def _list(data: Mapping[str, Any], name: str, owner: str) -> Sequence[dict[str, 
 def _id(row: Mapping[str, Any], name: str, owner: str) -> str:
     value = row.get(name)
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ProfileError(f"{owner}: {name} is {value!r:.60}; expected a number or a name")
+        raise ProfileError(f"{owner}: {name} is {shown(value)}; expected a number or a name")
     return str(value)
 
 
 def _number(row: Mapping[str, Any], name: str, owner: str) -> float:
     value = row.get(name)
-    if not isinstance(value, int | float) or not 0 <= value <= _MOST:
-        raise ProfileError(f"{owner}: {name} is {value!r:.60}; expected a number of at least 0")
-    return value
+    if not is_number(value) or not 0 <= value < _MOST:  # type: ignore[operator]
+        raise ProfileError(
+            f"{owner}: {name} is {shown(value)}; expected a number of at least 0, below 1e18"
+        )
+    return value  # type: ignore[return-value]
 
 
 FORMATS: dict[str, Format] = {

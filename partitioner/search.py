@@ -58,22 +58,21 @@ class Search:
                 raise
             interrupted = True
             notes.append("Ctrl-C ended the search")
-        bounds = [sweep.bound for sweep in sweeps if not sweep.proven]
+        bounds = [sweep.bound for sweep in sweeps if not sweep.is_done(best)]
         if len(sweeps) < len(problem.combinations()):
             bounds.append(0.0)
-        if not notes and any(s.is_1f1b and not s.is_done(best) for s in sweeps):
+        if bounds and not notes:
             notes.append(
                 "1f1b has no closed form: its most promising plans were simulated, and better ones "
                 "are not ruled out"
             )
-            gpipe = [sweep for sweep in sweeps if not sweep.is_1f1b]
-            if gpipe and all(sweep.is_done(best) for sweep in gpipe):
-                notes.append("no gpipe plan is better: that is proven")
         found = outcome(
             problem, goal, best.plan, min(bounds, default=math.inf), solver=self.name,
             seconds=deadline.passed_s - began_s, notes=tuple(notes),
         )  # fmt: skip
-        return replace(found, interrupted=interrupted)
+        gpipe = [sweep for sweep in sweeps if not sweep.is_1f1b]
+        proven = bool(gpipe and bounds) and all(sweep.is_done(best) for sweep in gpipe)
+        return replace(found, interrupted=interrupted, gpipe_proven=proven)
 
 
 def outcome(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from funcpipe.errors import PlanError
+from funcpipe.partitioner.limits import MOST_COUNT, MOST_SAMPLES, is_count, shown
 from funcpipe.partitioner.platform import PlatformSpec
 from funcpipe.partitioner.profile import ModelProfile
 
@@ -40,11 +41,15 @@ class Setting:
             value = getattr(self, name)
             if name == "num_steps" and value is None:
                 continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise PlanError(f"{name} is {value!r}; a whole number of at least 1 is needed")
+            most = MOST_SAMPLES if name == "batch_size" else MOST_COUNT
+            if not is_count(value, most=most):
+                raise PlanError(
+                    f"{name} is {shown(value)}; a whole number of at least 1 and at most {most:,} "
+                    "is needed"
+                )
         missed = self.missed_per_get
         if not isinstance(missed, int | float) or not 0 <= missed <= 1000:
-            raise PlanError(f"missed_per_get is {missed!r:.60}; expected 0 to 1000")
+            raise PlanError(f"missed_per_get is {shown(missed)}; expected 0 to 1000")
         if not self.platform.limited:
             raise PlanError(
                 "`none` is no platform to plan for: it has neither limits nor prices; "

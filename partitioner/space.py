@@ -6,12 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from funcpipe.errors import PlanError
+from funcpipe.partitioner.limits import MOST_COUNT, is_count, shown
 from funcpipe.partitioner.plan import METHODS, SCHEDULES
 from funcpipe.partitioner.setting import MOST_MICRO_BATCHES, Setting
 from funcpipe.partitioner.waits import check_chain
 
 __all__ = ["RECOMPUTE", "Combination", "Space"]
 
+MOST_DEPTH = 10**6  # times the stages of a plan it is a number that a plan can have
 RECOMPUTE = ("never", "always", "choose")
 MOST_SIMULATED = 1 << 12
 """Micro-batches of a step under 1f1b."""
@@ -57,21 +59,24 @@ class Space:
     def __post_init__(self) -> None:
         for name in ("micro_batch_sizes", "degrees", "depths", "tiers_mb"):
             values = getattr(self, name)
-            if values is not None:
+            if values is not None or name in ("degrees", "depths"):
                 object.__setattr__(self, name, _counts(name, values))
         for name, known in (("schedules", SCHEDULES), ("sync", METHODS)):
             object.__setattr__(self, name, _choices(name, getattr(self, name), known))
         _choices("recompute", (self.recompute,), RECOMPUTE)
         for name in ("max_functions", "min_stages", "max_stages"):
-            if (value := getattr(self, name)) is not None:
-                _counts(name, (value,))
+            value = getattr(self, name)
+            if not is_count(value) and (value is not None or name == "min_stages"):
+                raise PlanError(
+                    f"{name} is {shown(value)}; expected a whole number from 1 to {MOST_COUNT:,}"
+                )
         if self.max_stages is not None and self.max_stages < self.min_stages:
             raise PlanError(
                 f"min_stages is {self.min_stages} and max_stages {self.max_stages}; expected the "
                 "first to be the smaller one"
             )
         if not isinstance(self.per_stage, bool):
-            raise PlanError(f"per_stage is {self.per_stage!r:.60}; expected True or False")
+            raise PlanError(f"per_stage is {shown(self.per_stage)}; expected True or False")
         if self.per_stage:
             check_chain(self.degrees)
 
@@ -145,16 +150,17 @@ class Space:
 
 
 def _counts(name: str, values: Sequence[int]) -> tuple[int, ...]:
-    good = isinstance(values, list | tuple) and values and all(
-        isinstance(v, int) and not isinstance(v, bool) and v >= 1 for v in values
-    )  # fmt: skip
-    if not good:
-        raise PlanError(f"{name} is {values!r:.80}; expected whole numbers from 1, at least one")
+    most = MOST_DEPTH if name == "depths" else MOST_COUNT
+    good = isinstance(values, list | tuple) and all(is_count(value, most=most) for value in values)
+    if not (good and values):
+        raise PlanError(
+            f"{name} is {shown(values)}; expected whole numbers from 1 to {most:,}, at least one"
+        )
     return tuple(sorted(set(values)))
 
 
 def _choices(name: str, values: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
     good = isinstance(values, list | tuple) and values and all(value in known for value in values)
     if not good:
-        raise PlanError(f"{name}: {values!r:.80}; known: {', '.join(known)}")
+        raise PlanError(f"{name}: {shown(values)}; known: {', '.join(known)}")
     return tuple(dict.fromkeys(values))

@@ -10,6 +10,7 @@ from typing import Any
 
 from funcpipe.errors import PlanError, PlatformError, StoreError
 from funcpipe.partitioner.figures import as_text
+from funcpipe.partitioner.limits import MOST_COUNT, shown
 from funcpipe.partitioner.plan import Plan
 
 __all__ = ["PLATFORMS", "RunOptions"]
@@ -64,14 +65,16 @@ class RunOptions:
             if name not in known:
                 near = get_close_matches(name, known, n=1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise PlanError(f"unknown option {name!r}{hint}; known: {', '.join(known)}")
+                raise PlanError(f"unknown option {shown(name)}{hint}; known: {', '.join(known)}")
         chosen = dict(fields)
         for name in ("replicas", "memory_mb"):
             value = chosen.get(name)
             if isinstance(value, int):
                 chosen[name] = (value,)
             elif value is not None and not (isinstance(value, list | tuple) and value):
-                raise PlanError(f"{name} is {value!r}; give one number, or one per stage: (2, 1)")
+                raise PlanError(
+                    f"{name} is {shown(value)}; give one number, or one per stage: (2, 1)"
+                )
             elif value is not None:
                 chosen[name] = tuple(value)
         if isinstance(chosen.get("emulate"), Path):
@@ -100,9 +103,11 @@ class RunOptions:
         counts |= {f"memory_mb[{i}]": size for i, size in enumerate(self.memory_mb or ())}
         for name, value in counts.items():
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-                raise PlanError(f"{name} is {value!r}; a whole number is needed")
+                raise PlanError(f"{name} is {shown(value)}; a whole number is needed")
             if value is not None and value < 1:
-                raise PlanError(f"{name} is {value}; at least 1 is needed")
+                raise PlanError(f"{name} is {shown(value)}; at least 1 is needed")
+            if value is not None and value > MOST_COUNT:
+                raise PlanError(f"{name} is {shown(value)}; at most {MOST_COUNT:,} is possible")
         self._check_emulation()
         if self.in_flight is not None and self.schedule != "1f1b" and self.plan is None:
             raise PlanError("in_flight belongs to the schedule 1f1b: choose that, or leave it out")
@@ -125,21 +130,23 @@ class RunOptions:
             and 1 <= self.dilation <= 1000
         ):
             raise PlatformError(
-                f"dilation is {self.dilation!r}; a number from 1 to 1000 is needed (2: emulated "
-                "time runs at half of real speed), or None for what this machine needs"
+                f"dilation is {shown(self.dilation)}; a number from 1 to 1000 is needed (2: "
+                "emulated time runs at half of real speed), or None for what this machine needs"
             )
         if isinstance(self.emulate_seed, bool) or not isinstance(self.emulate_seed, int):
-            raise PlatformError(f"emulate_seed is {self.emulate_seed!r}; a whole number is needed")
+            raise PlatformError(
+                f"emulate_seed is {shown(self.emulate_seed)}; a whole number is needed"
+            )
         if not isinstance(self.set, Mapping) or not all(
             isinstance(text, str) for pair in self.set.items() for text in pair
         ):
             raise PlatformError(
-                f"set is {self.set!r}; figures to change are given as a mapping, such as "
+                f"set is {shown(self.set)}; figures to change are given as a mapping, such as "
                 '{"network.latency_s": 0.05}'
             )
         if not isinstance(self.emulate, str):
             raise PlatformError(
-                f"emulate is {self.emulate!r}; the name or the file of a platform is needed"
+                f"emulate is {shown(self.emulate)}; the name or the file of a platform is needed"
             )
         limits = {"set": self.set, "memory_mb": self.memory_mb, "dilation": self.dilation}
         if self.emulate == "none" and (given := [name for name, value in limits.items() if value]):

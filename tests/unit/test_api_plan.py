@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -194,6 +195,30 @@ def test_merging_to_no_fewer_layers_changes_nothing() -> None:
         ({"schedules": "2f2b"}, PlanError, "known: gpipe, 1f1b"),
         ({"merge": 0}, PlanError, "merge is 0"),
         ({"time_limit_s": 0}, PlanError, "time_limit_s is 0"),
+        ({"time_limit_s": 10**400}, PlanError, r"time_limit_s is 10+\.\.\.; expected a number"),
+        ({"time_limit_s": math.nan}, PlanError, "time_limit_s is nan"),
+        ({"time_limit_s": math.inf}, PlanError, "or None for no limit"),
+        ({"max_time_s": 10**400}, PlanError, r"max_time_s is 10+\.\.\.; expected a number"),
+        ({"max_cost": 10**5000}, PlanError, r"max_cost is \(int, too long to show\)"),
+        ({"batch_size": 10**400}, PlanError, r"batch_size is 10+\.\.\.; a whole number"),
+        ({"num_steps": 10**10}, PlanError, "num_steps is 10000000000; a whole number"),
+        ({"degrees": None}, PlanError, "degrees is None; expected whole numbers"),
+        ({"depths": None}, PlanError, "depths is None; expected whole numbers"),
+        ({"degrees": (1, 10**30)}, PlanError, "expected whole numbers from 1 to 1,000,000,000"),
+        ({"min_stages": None}, PlanError, "min_stages is None; expected a whole number"),
+        ({"max_stages": 10**10}, PlanError, "max_stages is 10000000000; expected a whole number"),
+        ({"solver": ["search"]}, PlanError, r"solver is \['search'\]; expected a name"),
+        ({"solver": None}, PlanError, "solver is None; expected a name"),
+        ({"format": {}}, PlanError, "format is {}; expected a name"),
+        ({"merge": 10**30}, PlanError, "merge is 1000000000000000000000000000000; expected"),
+        ({"set": {"price.put": 10**5000}}, PlatformError, "price.put was set to"),
+        ({"set": {"price.put": {1, 2}}}, PlatformError, "given as a mapping"),
+        ({"set": {"price.put": [{1}]}}, PlatformError, "price.put was set to"),
+        ({"objective": "weighted:0_1"}, PlanError, "unknown objective 'weighted:0_1'"),
+        ({"objective": "weighted: 0.1"}, PlanError, "unknown objective 'weighted: 0.1'"),
+        ({"objective": "raw:٠.١"}, PlanError, "unknown objective 'raw:٠.١'"),
+        ({"objective": "x" * 5000}, PlanError, r"unknown objective 'x{56}\.\.\.; known"),
+        ({"platform": "no\0file.json"}, PlatformError, "there is a NUL byte in its name"),
         ({"set": {1: 2}}, PlatformError, "given as a mapping"),
         ({"set": [1]}, PlatformError, "given as a mapping"),
         ({"set": {"price.gbs": 1}}, PlatformError, "price.gb_s"),
@@ -201,6 +226,7 @@ def test_merging_to_no_fewer_layers_changes_nothing() -> None:
         ({"platform": "none"}, PlanError, "no platform to plan for"),
         ({"platform": "aws-lamda"}, PlatformError, "did you mean aws-lambda?"),
     ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_what_cannot_be_asked_is_told(
     options: dict[str, Any], kind: type[FuncpipeError], told: str
@@ -216,6 +242,23 @@ def test_a_profile_is_needed(tmp_path: Path) -> None:
         fp.plan(tmp_path / "gone.json")
     with pytest.raises(PlanError, match="batch"):
         fp.plan(replace(profile(), batch_size=None))
+    with pytest.raises(ProfileError, match="the name of the profile's file is empty"):
+        fp.plan("")
+    with pytest.raises(ProfileError, match="there is a NUL byte in its name"):
+        fp.plan("no\0file")
+
+
+@pytest.mark.parametrize("given", [None, 5, {}, b"plan.json"])
+def test_a_plan_or_its_file_is_needed(given: Any) -> None:
+    with pytest.raises(PlanError, match=rf"^the plan is a {type(given).__name__}; expected a fun"):
+        fp.evaluate(given, profile())
+    with pytest.raises(PlanError, match=rf"^the profile is a {type(given).__name__}; expected a M"):
+        fp.evaluate(fp.plan(profile(), **FEW), given)
+
+
+def test_a_plan_in_a_file_without_a_name_is_refused() -> None:
+    with pytest.raises(PlanError, match="the name of the plan's file is empty"):
+        fp.evaluate("", profile())
 
 
 def test_what_no_plan_can_keep_is_infeasible() -> None:

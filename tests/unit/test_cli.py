@@ -206,9 +206,12 @@ def test_the_examples_in_the_help_are_understood(
         ("train job.py --stage 2", "unknown option --stage; did you mean --stages?"),
         ("train job.py --run_dir=x", "did you mean --run-dir?"),
         ("train job.py other.py", "unrecognized arguments: other.py"),
-        ("train job.py --stages 0", "--stages: expected a whole number from 1, found '0'"),
+        ("train job.py --stages 0", "from 1 to 1,000,000,000, found '0'"),
         ("train job.py --steps -1", "--steps"),
         ("train job.py --replicas 2,x", "such as 2,1; found '2,x'"),
+        ("train job.py --plan=", "--plan: expected the name of a file, found an empty one"),
+        ("train job.py --dilation 1_0", "--dilation: expected a number, found '1_0'"),
+        ("train job.py --emulate-seed 1_0", "--emulate-seed: expected a whole number of at most"),
         ("train job.py --schedule gpip", "'gpip'"),
         ("report", "RUN"),
     ],
@@ -500,6 +503,45 @@ def processes_below(folder: Path) -> list[str]:
             if os.fsencode(folder) in text:
                 found.append(process.name)
     return found
+
+
+@pytest.mark.parametrize("module", ["funcpipe.cli", "argparse", "funcpipe.planning", "numpy"])
+def test_ctrl_c_while_modules_are_loaded_ends_with_130(place: Path, module: str) -> None:
+    # Given a process that gets the signal when it looks for a module
+    code = f"""
+import os, runpy, signal, sys
+
+class Pressed:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Pressed())
+sys.argv = ["funcpipe", "plan", "--profile", "some.json"]
+runpy.run_module("funcpipe", run_name="__main__", alter_sys=True)
+"""
+    (place / "some.json").write_text("{}", encoding="utf-8")
+    # When
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=_heed_interrupts,
+    )
+    # Then
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "stopped: interrupted\n")
+
+
+@pytest.mark.parametrize("line", ["platforms", "platforms aws-lambda --json", "report out --json"])
+def test_a_full_disk_behind_the_output_is_told(place: Path, line: str) -> None:
+    write_summary(summary_of(), place / "out" / "summary.json")
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run(
+            command(*line.split()), stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    told = "error: cannot write to standard output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, told)
 
 
 def test_a_reader_that_has_gone_is_no_error(place: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import funcpipe as fp
-from funcpipe import cli, cli_plan, planning
+from funcpipe import cli, cli_plan, cli_plan_file, planning
 from funcpipe.cli_plan_options import GROUPS, OPTIONS, flag_of
 from funcpipe.errors import Infeasible
 from funcpipe.partitioner import planner
@@ -183,6 +183,18 @@ def test_the_examples_in_the_help_work(capsys: Shown, tmp_path: Path) -> None:
         ("--profile toy.json --max-time -1", "expected a number above 0, found '-1'"),
         ("--profile toy.json --max-cost nan", "expected a number above 0, found 'nan'"),
         ("--profile toy.json --time-limit inf", "expected a number above 0, found 'inf'"),
+        ("--profile toy.json --max-time 1_0", "expected a number above 0, found '1_0'"),
+        ("--profile toy.json --parallel ٠.٥", "expected a number from 0, found '٠.٥'"),
+        ("--profile toy.json --slowdown 1e400", "expected a number above 0, found '1e400'"),
+        (f"--profile toy.json --batch-size 1{'0' * 25}", "from 1 to 1,000,000,000, found '10000"),
+        (f"--profile toy.json --degrees 1,{'9' * 5000}", f"found '{'9' * 56}..."),
+        (f"--profile toy.json --solver {'9' * 5000}", "choose from 'auto', 'search'"),
+        ("--profile toy.json --steps 1_0", "from 1 to 1,000,000,000, found '1_0'"),
+        ("--profile toy.json -o /dev/stdout --json", "-o /dev/stdout: the answer is printed there"),
+        (
+            "--profile toy.json -o /proc/self/fd/1",
+            "-o /proc/self/fd/1: the answer is printed",
+        ),
         ("--profile toy.json --optimizer-factor -1", "expected a number from 0, found '-1'"),
         ("--profile toy.json --solver glpk", "'glpk'"),
         ("--profile toy.json --set price.put", "such as network.latency_s=0.05"),
@@ -191,11 +203,16 @@ def test_the_examples_in_the_help_work(capsys: Shown, tmp_path: Path) -> None:
         ("--profile toy.json --pareto --objective min-time", "--pareto and --objective"),
         ("--profile toy.json --pareto --solver cbc", "--pareto and --solver"),
     ],
+    ids=lambda value: value[:60],
 )
 def test_wrong_usage_ends_with_2_and_says_what_is_wrong(
     profile: str, capsys: Shown, line: str, told: str
 ) -> None:
-    assert told in " ".join(refused(capsys, *line.split()).split())
+    err = refused(capsys, *line.split())
+
+    assert told in " ".join(err.split())
+    assert max(map(len, err.splitlines())) < 600
+    assert "invalid count" not in err
 
 
 # -- what it prints ----------------------------------------------------------------------------
@@ -377,6 +394,9 @@ def test_no_plan_is_a_failure_with_its_reason(
         ("--profile toy.json --platform none", "no platform to plan for"),
         ("--profile toy.json --objective fast", "unknown objective 'fast'"),
         ("--profile toy.json --set price.pt=1", "price.put"),
+        ("--profile toy.json --set price.put=1e300", "at least 0 and at most 1,000,000"),
+        ("--profile toy.json --objective weighted:0_1", "unknown objective 'weighted:0_1'"),
+        ("--profile toy.json --time-limit 1e300", "at most 31,622,400"),
         ("--profile toy.json --schedules 2f2b", "known: gpipe, 1f1b"),
     ],
 )
@@ -437,12 +457,19 @@ def test_a_device_is_written_into(profile: str, capsys: Shown) -> None:
         ("nowhere/plan.json", "No such file or directory"),
         ("folder", "it is a folder"),
         ("toy.json/plan.json", "Not a directory"),
+        ("toy.json", "it is the profile that is read"),
+        ("link.json", "it is the profile that is read"),
+        ("hard.json", "it is the profile that is read"),
+        ("loop.json", "Too many levels of symbolic links"),
     ],
 )
 def test_a_file_that_cannot_be_written_is_told_before_the_search(
     profile: str, capsys: Shown, monkeypatch: pytest.MonkeyPatch, path: str, told: str
 ) -> None:
     Path("folder").mkdir()
+    Path("link.json").symlink_to("toy.json")
+    Path("hard.json").hardlink_to("toy.json")
+    Path("loop.json").symlink_to("loop.json")
     monkeypatch.setattr(planner, "plan_for", lambda *_, **__: pytest.fail("it was searched"))
 
     out, err = run(capsys, "--profile", profile, "-o", path, code=1)
@@ -450,6 +477,22 @@ def test_a_file_that_cannot_be_written_is_told_before_the_search(
     assert out == ""
     assert err.startswith(f"error: cannot write the plan to {path}: ")
     assert told in err
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("", "its name is empty"), ("a\0b", "its name has a NUL byte in it")]
+)
+def test_a_name_that_no_file_can_have_is_told(
+    profile: str, capsys: Shown, name: str, told: str
+) -> None:
+    assert told in run(capsys, "--profile", profile, "-o", name, code=1)[1]
+
+
+def test_a_link_to_standard_output_is_standard_output(profile: str, capsys: Shown) -> None:
+    Path("out").symlink_to("/dev/stdout")
+    Path("again").symlink_to("out")
+
+    assert "the answer is printed there" in refused(capsys, "--profile", profile, "-o", "again")
 
 
 def test_a_plan_that_fails_half_way_leaves_the_old_one(
@@ -463,7 +506,7 @@ def test_a_plan_that_fails_half_way_leaves_the_old_one(
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(fp.FuncpipeError, match="No space left on device"):
-        cli_plan.write_output(target, "new")
+        cli_plan_file.write_output(target, "new")
     assert target.read_text(encoding="utf-8") == "old"
     assert sorted(path.name for path in Path().iterdir()) == ["plan.json", "toy.json"]
 

@@ -31,10 +31,14 @@ def test_a_plan_survives_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
+        ({"stages": 5}, "stages is 5; expected a tuple of StagePlan"),
+        ({"stages": (1,)}, "expected a tuple of StagePlan"),
         ({"stages": ()}, "at least one stage"),
         ({"stages": (stage(1, 2),)}, "begins at layer 1; it must begin at layer 0"),
         ({"stages": (stage(0, 2), stage(3, 4))}, "must begin at layer 2"),
         ({"micro_batch_size": 0}, "micro_batch_size is 0"),
+        ({"micro_batch_size": 10**9 + 1}, "at most 1,000,000,000"),
+        ({"in_flight": 10**5000}, r"in_flight is \(int, too long to show\)"),
         ({"micro_batch_size": True}, "micro_batch_size is True"),
         ({"schedule": "2f2b"}, "known: gpipe, 1f1b"),
         ({"sync": "none"}, "known: pipelined, three-phase"),
@@ -59,23 +63,40 @@ def test_wrong_stages_are_refused(fields: tuple[int, int, int]) -> None:
         ("[]", "JSON object"),
         ("{}", "version None"),
         ('{"version": 2}', "version 2"),
+        ('{"version": true}', "version True"),
+        ('{"version": 1.0}', "version 1.0"),
+        ('{"version": 1, "version": 1}', "'version' is there twice"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"version": ' + "1" * 5000 + "}", "a number of 5,000 digits"),
         ('{"version": 1}', "needs `stages`"),
         ('{"version": 1, "stages": [1]}', "StagePlan: expected a JSON object"),
         ('{"version": 1, "stages": [{"first_layer": 0}]}', "stop_layer"),
         ('{"version": 1, "stages": [{"first": 0}]}', "unknown field 'first'"),
         ('{"version": 1, "stages": [], "micro_batch_size": 1, "x": 1}', "unknown field 'x'"),
     ],
+    ids=lambda value: value[:40],
 )
 def test_wrong_files_are_refused(tmp_path: Path, text: str, complaint: str) -> None:
     path = tmp_path / "plan.json"
     path.write_text(text)
-    with pytest.raises(PlanError, match=complaint):
+    with pytest.raises(PlanError, match=complaint) as caught:
         Plan.load(path)
+    assert str(caught.value).startswith(f"{path}: ")
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"gone\.json"):
         Plan.load(tmp_path / "gone.json")
+
+
+def test_a_device_is_no_plan() -> None:
+    with pytest.raises(PlanError, match="/dev/zero: it is no file"):
+        Plan.load(Path("/dev/zero"))
+
+
+def test_a_mark_before_the_text_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps(plan().to_dict()), encoding="utf-8-sig")
+    assert Plan.load(tmp_path / "plan.json") == plan()
 
 
 def test_json_is_plain() -> None:

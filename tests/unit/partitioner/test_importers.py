@@ -229,6 +229,7 @@ def test_each_format_has_its_assumptions(name: str, slowdown: str, factor: float
     ("fields", "message"),
     [
         ({"samples": 0}, "samples is 0"),
+        ({"samples": 10**6 + 1}, "a whole number from 1 to 1,000,000"),
         ({"samples": 1.5}, "samples is 1.5"),
         ({"batch_size": True}, "batch_size is True"),
         ({"slowdown": 0}, "slowdown is 0"),
@@ -241,6 +242,7 @@ def test_each_format_has_its_assumptions(name: str, slowdown: str, factor: float
         ({"vcpus": 4}, "vcpus is 4"),
         ({"vcpus": (2, 1)}, "that grow"),
         ({"vcpus": (0, 1)}, "above 0"),
+        ({"vcpus": (1e-320, 1)}, "from 0.001 to 1,000,000"),
     ],
 )
 def test_a_scale_that_cannot_be_is_refused(fields: dict[str, Any], message: str) -> None:
@@ -308,6 +310,7 @@ def test_a_batch_is_worked_out_where_layers_agree(
     tmp_path: Path, lines: list[tuple[str, object]], samples: str
 ) -> None:
     text = "".join(node(f"n{i}", name, size=size) for i, (name, size) in enumerate(lines))
+    text += "".join(f"\tn{i - 1} -- n{i}\n" for i in range(1, len(lines)))
     assert f": {samples} samples a batch" in load_profile(write(tmp_path, text)).source
 
 
@@ -367,6 +370,20 @@ REFUSED = {
         piper(own={"TMPCs": {"1": [{"id": "vanilla", "timePerSample": -1}]}}),
         "node 0: timePerSample is -1",
     ),
+    "a variant without a name": (
+        piper({"id": [], "timePerSample": 1}), r"node 0: a variant: id is \[\]; expected a"
+    ),
+    "true as a sample's time": (
+        piper(own={"TMPCs": {"1": [{"id": "vanilla", "timePerSample": True}]}}),
+        "node 0: timePerSample is True",
+    ),
+    "true as latency": (coloured(change={"fpgaLatency": True}), "node 1: fpgaLatency is True"),
+    "a direction that is none": (coloured(change={"isBackwardNode": 2}), "is 2; expected 0 or 1"),
+    "an underscore": (node(forward="1_0"), "node n1: found '1_0'; expected a number"),
+    "an id that says node": (node("node1") + "\tnode1 -- node9\n", "> node9 leads to node9, which"),
+    "no more than an input": (node(operation="Input0"), "it has inputs only"),
+    "two nodes apart": (node() + node("n2"), "node n1 and node n2 are not connected"),
+    "a name twice": ('{"nodes": [], "nodes": []}', "'nodes' is there twice"),
     "PipeDream's nodes in Piper's form": (piper(own={"name": "node7"}), "milliseconds"),
     "edges that are none": (piper(edges=5), "no 'edges' that is a list"),
 }  # fmt: skip

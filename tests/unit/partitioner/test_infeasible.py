@@ -46,6 +46,31 @@ def number_before(text: str, unit: str) -> float:
     return float(found[1])
 
 
+# -- what no memory holds ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("base", [20_000 * 2**20, 2**53])
+def test_memory_that_a_function_needs_before_any_layer_is_the_cause(base: int) -> None:
+    given = problem(layer())
+    profile = replace(given.setting.profile, base_memory_bytes=base)
+    told = explain(
+        Problem(setting=replace(given.setting, profile=profile), space=given.space), CHEAPEST
+    )
+    assert told.startswith(
+        f"a function needs {base / 2**30:.1f} GB before it holds anything of the "
+    )
+    assert "the largest tier is 3.5 GB" in told
+
+
+def test_a_layer_beyond_all_memory_sizes_is_told() -> None:
+    given = problem(
+        layer(activation=2**33), layer("small"), batch=10**6, micro_batch_sizes=(10**6,)
+    )
+    told = explain(given, CHEAPEST)
+    assert told.startswith("layer 0 (layer) alone needs ")
+    assert "the largest tier is 3.5 GB" in told
+
+
 # -- what fits, without a solver -----------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ import copy
 import json
 import re
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,7 @@ BAD: dict[str, tuple[Change, str]] = {
     "another format": (lambda d: d.update(format="keras"), "`format` is 'keras'"),
     "no version": (lambda d: d.pop("version"), "version None"),
     "a later version": (lambda d: d.update(version=2), "version 2 is not known; expected 1"),
+    "a version with a point": (lambda d: d.update(version=1.0), "version 1.0 is not known"),
     "true as version": (lambda d: d.update(version=True), "version True"),
     "milliseconds": (lambda d: d.update(units={"time": "ms", "size": "bytes"}), "units are .*'ms'"),
     "no name": (lambda d: d.pop("name"), "has no 'name'"),
@@ -93,6 +94,10 @@ BAD: dict[str, tuple[Change, str]] = {
     "vcpus of zero": (lambda d: d.update(vcpus=[0, 1]), "above 0"),
     "vcpus without end": (lambda d: d.update(vcpus=[1, float("inf")]), "above 0"),
     "vcpus too large for a float": (lambda d: d.update(vcpus=[1, HUGE]), "vcpus is"),
+    "hardly any vcpus": (lambda d: d.update(vcpus=[1e-320, 1]), "from 0.001 to 1,000,000"),
+    "a sample too many": (lambda d: d.update(micro_batch_sizes=[1, 10**6 + 1]), "to 1,000,000"),
+    "a batch beyond all": (lambda d: d.update(batch_size=HUGE), r"batch_size is 10+\.\.\.; exp"),
+    "memory beyond all": (lambda d: d.update(base_memory_bytes=2**60), "to 9,007,199,254,740,992"),
     "no vcpus": (lambda d: d.update(vcpus=[]), r"vcpus is \[\]"),
     "vcpus as a number": (lambda d: d.update(vcpus=1), "vcpus is 1; expected a list"),
     "half a sample": (lambda d: d.update(micro_batch_sizes=[0.5, 8]), "whole numbers"),
@@ -114,8 +119,8 @@ BAD_LAYERS: dict[str, tuple[Change, str]] = {
     "true as time": (lambda d: d.update(forward_s=[[1, True], [1, 1]]), "is True"),
     "not a number": (lambda d: d.update(backward_s=[[1, float("nan")], [1, 1]]), "is nan"),
     "forever": (lambda d: d.update(backward_s=[[1, float("inf")], [1, 1]]), "backward_s is inf"),
-    "more than a year": (lambda d: d.update(forward_s=[[1, 4e7], [1, 1]]), "to 3.16224e.07"),
-    "a time too large for a float": (lambda d: d.update(forward_s=[[1, HUGE], [1, 1]]), "to 3.16"),
+    "more than a year": (lambda d: d.update(forward_s=[[1, 4e7], [1, 1]]), "to 31,622,400"),
+    "a time too large for a float": (lambda d: d.update(forward_s=[[1, HUGE], [1, 1]]), "to 31,"),
     "one row": (lambda d: d.update(forward_s=[[1, 1]]), r"layer 0 \(first\): forward_s is"),
     "a short row": (lambda d: d.update(backward_s=[[1, 1], [1]]), "backward_s is not 2 x 2"),
     "a flat list": (lambda d: d.update(forward_s=[1, 1]), "expected a list of numbers"),
@@ -149,6 +154,20 @@ def test_a_bad_layer_is_refused(case: str, tmp_path: Path) -> None:
     refuse(data, message, tmp_path)
 
 
+def test_a_layer_is_named_once() -> None:
+    data = copy.deepcopy(two_layers().to_dict())
+    data["layers"][1].update(name="layer 1.Conv2d", output_bytes=-1)
+    with pytest.raises(ProfileError) as caught:
+        ModelProfile.from_dict(data)
+    assert str(caught.value).startswith("layer 1 (layer 1.Conv2d): output_bytes is -1; expected")
+
+
+@pytest.mark.parametrize("name", ["no\0file", "\0"])
+def test_a_name_that_no_file_can_have_is_refused(name: str) -> None:
+    with pytest.raises(ProfileError, match="there is a NUL byte in its name"):
+        ModelProfile.load(Path(name))
+
+
 def refuse(data: object, message: str, folder: Path) -> None:
     """As a dictionary and, with the file's name, as a file."""
     with pytest.raises(ProfileError, match=message):
@@ -165,12 +184,14 @@ def refuse(data: object, message: str, folder: Path) -> None:
     [
         (b"", "not JSON"),
         (b"{", "not JSON"),
-        (b"[" * 100_000, "not JSON"),
+        (b"[" * 100_000, "not JSON: it is nested too deeply"),
+        (b'{"batch_size": ' + b"9" * 5000, r"a number of 5,000 digits: 9{20}\.\.\.$"),
         (b"\xff\xfe\x00", "not JSON"),
         (b"[1]", "found list"),
         (b'{"format": "a", "format": "b"}', "'format' is there twice"),
         (b'{"format": {}}', "`format` is {}"),
     ],
+    ids=lambda value: repr(value)[:40],
 )
 def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "no.json"
@@ -252,6 +273,18 @@ def test_the_document_explains_every_field(heading: str, kind: type) -> None:
     assert [name for name, _, _ in rows] == [field.name for field in fields(kind)]
     # And the names are all that is in the table
     assert len(rows) == table.count("\n") - 1
+
+
+@pytest.mark.parametrize(
+    ("heading", "kind"), [("the profile", ModelProfile), ("a layer", LayerProfile)]
+)
+def test_the_document_says_what_is_needed_and_what_else_is_meant(heading: str, kind: type) -> None:
+    (table,) = re.findall(rf"^\| field of {heading} \|.*\n((?:\|.*\n)+)", DOCUMENT, re.M)
+    told = dict(re.findall(r"^\| `(\w+)` \| [^|]+ \| `?(.+?)`? \|", table, re.M))
+    assert told == {
+        field.name: "needed" if field.default is MISSING else json.dumps(field.default)
+        for field in fields(kind)
+    }
 
 
 def test_the_example_in_the_document_is_a_profile() -> None:

@@ -1,0 +1,93 @@
+"""The file that ``funcpipe plan -o`` writes: checked before the search, written after it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from pathlib import Path
+
+from funcpipe.errors import PlanError
+from funcpipe.partitioner.limits import shown
+
+__all__ = ["check_output", "is_stdout", "write_output"]
+
+_STDOUT = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
+_MOST_LINKS = 40  # more than the system follows
+
+
+def check_output(name: str, profile: str) -> None:
+    """`PlanError` if no plan can be written there: before the search, not after it.
+
+    profile: the file that is read, which no plan may replace.
+    """
+    if not name or "\0" in name:
+        found = "its name has a NUL byte in it" if name else "its name is empty"
+        raise PlanError(f"cannot write the plan to {shown(name)}: {found}; name a file")
+    path = Path(name)
+    try:
+        if path.is_dir():
+            raise PlanError(f"cannot write the plan to {path}: it is a folder; name a file in it")
+        if path.exists() and path.samefile(profile):
+            raise PlanError(
+                f"cannot write the plan to {path}: it is the profile that is read; name another "
+                "file"
+            )
+        if path.exists() and not path.is_file():
+            return
+        with tempfile.NamedTemporaryFile(dir=_target(path).parent, prefix=".plan-"):
+            pass
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def is_stdout(name: str) -> bool:
+    """Whether a path is, or links to, one of the names that standard output has."""
+    for _ in range(0 if "\0" in name else _MOST_LINKS):
+        if os.path.normpath(name) in (*_STDOUT, f"/proc/{os.getpid()}/fd/1"):
+            return True
+        if not os.path.islink(name):
+            break
+        name = os.path.join(os.path.dirname(name), os.readlink(name))
+    return False
+
+
+def write_output(path: Path, text: str) -> None:
+    """All of it or nothing. A device or a pipe is written into, a link's target is replaced."""
+    try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+            return
+        target = _target(path)
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".plan-")
+        try:
+            with open(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.chmod(name, _mode_of(target))
+            os.replace(name, target)
+        except BaseException:
+            os.unlink(name)
+            raise
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _target(path: Path) -> Path:
+    """Where links lead; OSError where they lead round."""
+    try:
+        return path.resolve()
+    except RuntimeError:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
+
+
+def _mode_of(path: Path) -> int:
+    """The permissions that a file there has, or that a new one would get."""
+    if path.exists():
+        return path.stat().st_mode & 0o777
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
+def _unwritable(path: Path, error: OSError) -> PlanError:
+    return PlanError(f"cannot write the plan to {path}: {error.strerror or error}")
