@@ -58,7 +58,7 @@ def _too_tight(problem: Problem, fewest: Floats) -> str:
     inside = np.full(len(fewest), np.inf)
     stages = slice(problem.min_stages, problem.max_stages + 1)
     inside[stages] = fewest[stages]
-    functions = f"at most {most} functions"
+    functions = f"at most {most} function{'' if most == 1 else 's'}"
     if most != problem.space.max_functions:
         functions += f" on {problem.setting.platform.name}"
     if np.isfinite(inside).any():

@@ -292,13 +292,13 @@ def _warnings(setting: Setting, plan: Plan, estimate: Estimate) -> list[str]:
     warnings = []
     if limit is not None and steps is not None and steps * estimate.step_s > limit:
         warnings.append(
-            f"{steps} steps take {steps * estimate.step_s:.0f} s, and a function of "
+            f"{steps} step{'s take' if steps > 1 else ' takes'} {steps * estimate.step_s:.0f} s, and a function of "
             f"{setting.platform.name} lives for {limit:.0f} s at most"
         )
     if estimate.time.how == "upper bound":
         smaller = setting.batch_size % min(plan.micro_batch_size, setting.batch_size)
         cause = (
-            f"the last micro-batch has {smaller} samples and is counted as one of "
+            f"the last micro-batch has {smaller} sample{'s' if smaller > 1 else ''} and is counted as one of "
             f"{plan.micro_batch_size}"
             if smaller
             else "waits for latencies, or for gradients to be sent, are counted in full"

@@ -208,7 +208,11 @@ def published() -> dict[str, Any]:
                     print(f"      {row.name:16} nothing: {row.why}")
                     continue
                 ratio = row.value / answer.value
-                print(f"      {row.name:16} {row.value:.4g}, {ratio:.3f} of the plan's", flush=True)
+                told = f"{row.value:.4g}, {ratio:.3f} of the plan's"
+                if row.plan is None or row.why:  # not among the plans that may be chosen
+                    print(f"      {row.name:16} {told}; {row.why}", flush=True)
+                    continue
+                print(f"      {row.name:16} {told}", flush=True)
                 never_worse &= ratio >= 1 - 1e-9
                 least = min(least, ratio)
     return {
