@@ -284,7 +284,9 @@ def test_a_function_may_have_ended_when_its_number_arrives(
     monkeypatch.setattr(forks, "receive", read_late)
 
     # When
-    function = Forked(template, tmp_path / "one", None, procs_files=(str(tmp_path / "missing"),))
+    function = Forked(
+        template, tmp_path / "one", None, procs_files=(str(tmp_path / "missing" / "cgroup.procs"),)
+    )
 
     # Then its end is told as any other
     template.signal(function.pid, signal.SIGTERM)
