@@ -8,8 +8,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Files of tests/unit that run whole programs. They come first, and the many short files after all
 # others, so that no worker is left with a long file when there is nothing else to do.
-LONG = ("test_readme.py", "test_cli_plan.py", "test_baselines.py", "test_examples.py", "test_cli.py")
+LONG = ("test_readme", "test_cli_plan", "test_baselines", "test_examples", "test_cli")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in LONG)
+    items.sort(key=lambda item: item.path.stem not in LONG)
