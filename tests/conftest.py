@@ -6,9 +6,9 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Files of tests/unit that run whole programs. They come first, and the many short files after all
-# others, so that no worker is left with a long file when there is nothing else to do.
-LONG = ("test_readme", "test_cli_plan", "test_baselines", "test_examples", "test_cli")
+# Long files that would come late. They come first, and the many short files of tests/unit last, so
+# that no worker is left with a long file when there is nothing else to do.
+LONG = ("test_readme", "test_inline", "test_cli_plan", "test_baselines", "test_examples", "test_cli")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
