@@ -175,7 +175,8 @@ class Template:
         return self._events.fileno()
 
     def alive(self) -> bool:
-        return self._process.poll() is None
+        # Its sockets close a moment before its end can be seen.
+        return not self._gone and self._process.poll() is None
 
     def _log_tail(self, num_bytes: int = 2000) -> str:
         self._log.seek(0)
