@@ -7,7 +7,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 TESTS ?= tests
-PYTEST_ARGS ?= -n 2 --dist loadfile
+PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from funcpipe.partitioner.planner import Answer, Front
     from funcpipe.planning import Question
 
-__all__ = ["add_plan"]
+__all__ = ["EXAMPLES", "add_plan"]
 
 _DESCRIPTION = """\
 Choose where to cut a model into stages, the memory and the number of functions of each stage, and
 the size of micro-batches, so that a training step on a platform is as cheap or as fast as can be;
 prove that no plan is better, and say what it takes. Needs a profile of the model, and no torch.
 """
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   funcpipe plan --profile examples/plan/bert-large.json
       the cheapest plan on AWS Lambda
@@ -50,7 +50,7 @@ def add_plan(commands: Any, add_common: Callable[[argparse.ArgumentParser, str],
         help="choose the best plan for a model on a platform, without training",
         usage="funcpipe plan --profile FILE [options]",
         description=_DESCRIPTION,
-        epilog=_EXAMPLES,
+        epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--profile", metavar="FILE", required=True, help="what the layers of the "

@@ -298,8 +298,8 @@ def _warnings(setting: Setting, plan: Plan, estimate: Estimate) -> list[str]:
     if estimate.time.how == "upper bound":
         smaller = setting.batch_size % min(plan.micro_batch_size, setting.batch_size)
         cause = (
-            f"the last micro-batch has {smaller} sample{'s' if smaller > 1 else ''} and is counted as one of "
-            f"{plan.micro_batch_size}"
+            f"the last micro-batch has {smaller} sample{'s' if smaller > 1 else ''} and is counted "
+            f"as one of {plan.micro_batch_size}"
             if smaller
             else "waits for latencies, or for gradients to be sent, are counted in full"
         )

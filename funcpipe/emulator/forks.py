@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import contextlib
 import json
 import os
@@ -18,11 +17,11 @@ from typing import Any
 
 from funcpipe.emulator.base_memory import BaseMemory
 from funcpipe.emulator.isolate import ForkRequest, Isolation, TmpKind
+from funcpipe.emulator.messages import MESSAGE_BYTES, receive, send
 from funcpipe.errors import PlatformError
 
 __all__ = ["ForkRequest", "Isolation", "Template", "TmpKind"]
 
-_MESSAGE_BYTES = 1 << 17
 _START_S = 120.0
 
 
@@ -67,7 +66,7 @@ class Template:
             )
         spec = {"driver": os.getpid(), "entry": entry, "imports": list(imports)}
         try:
-            answer = self._ask({**spec, "isolation": isolation.to_dict()}, timeout_s=_START_S)
+            answer, _ = self._ask({**spec, "isolation": isolation.to_dict()}, timeout_s=_START_S)
             self.base = BaseMemory(**answer["ready"])
         except BaseException:
             self.close()
@@ -87,38 +86,42 @@ class Template:
         """
         descriptors = [frames, output, status] + ([] if meter is None else [meter])
         with self._lock:
-            answer = self._ask({"fork": request.to_dict()}, descriptors)
+            answer, handles = self._ask({"fork": request.to_dict()}, descriptors)
             pid = int(answer["pid"])
-            self._alive[pid] = os.pidfd_open(pid)
+            if not handles:
+                raise PlatformError(
+                    f"function {request.id} cannot be watched: this process has no descriptor left "
+                    "for it. Raise its limit of open files (ulimit -n)"
+                )
+            (self._alive[pid],) = handles
             return pid
 
     def _ask(
         self, message: dict[str, Any], descriptors: Sequence[int] = (), timeout_s: float = 60.0
-    ) -> dict[str, Any]:
+    ) -> tuple[dict[str, Any], list[int]]:
+        """The answer, with descriptors that came with it."""
         self._send(message, descriptors)
         ready = select.select([self._control], [], [], timeout_s)[0]
-        try:
-            data = self._control.recv(_MESSAGE_BYTES) if ready else b""
-        except ConnectionResetError:
-            data = b""
-        answer: dict[str, Any] = json.loads(data) if data else {}
-        if "refused" in answer:
+        answer, handles = None, list[int]()
+        if ready:
+            with contextlib.suppress(ConnectionResetError):
+                answer, handles = receive(self._control)
+        if answer is not None and "refused" in answer:
             raise PlatformError(f"no function can be forked: {answer['refused']}")
-        if not answer:
+        if answer is None:
             what = "has ended" if ready else f"did not answer within {timeout_s:g} s"
             raise PlatformError(f"the template process {what}\n{self._log_tail()}".rstrip())
-        return answer
+        return answer, handles
 
     def _send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         data = json.dumps(message).encode()
-        if len(data) > _MESSAGE_BYTES:
+        if len(data) > MESSAGE_BYTES:
             raise PlatformError(
-                f"what a function is started with has {len(data)} bytes; at most {_MESSAGE_BYTES} "
+                f"what a function is started with has {len(data)} bytes; at most {MESSAGE_BYTES} "
                 "are taken: has it a very long environment variable?"
             )
-        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
         try:
-            self._control.sendmsg([data], [rights] if descriptors else [])
+            send(self._control, data, descriptors)
         except (BrokenPipeError, ConnectionResetError):
             return  # the answer's absence tells
         except OSError as error:
@@ -130,7 +133,7 @@ class Template:
         with self._lock:
             while not self._gone and select.select([self._events], [], [], 0)[0]:
                 try:
-                    data = self._events.recv(_MESSAGE_BYTES)
+                    data = self._events.recv(MESSAGE_BYTES)
                 except ConnectionResetError:
                     data = b""
                 if not data:
@@ -151,6 +154,8 @@ class Template:
         """Send a signal to a function's process group, as long as that is certainly its own."""
         with self._lock, contextlib.suppress(ProcessLookupError, PermissionError):
             if pid in self._alive:
+                if self._tree_ends and select.select([self._alive[pid]], [], [], 0)[0]:
+                    return
                 try:
                     os.killpg(pid, number)
                 except ProcessLookupError:  # it has no group yet
@@ -170,7 +175,8 @@ class Template:
         return self._events.fileno()
 
     def alive(self) -> bool:
-        return self._process.poll() is None
+        # Its sockets close a moment before its end can be seen.
+        return not self._gone and self._process.poll() is None
 
     def _log_tail(self, num_bytes: int = 2000) -> str:
         self._log.seek(0)

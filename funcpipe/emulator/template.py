@@ -10,7 +10,6 @@ waits and reaps, and the function proper, for which signals mean what they alway
 
 from __future__ import annotations
 
-import array
 import contextlib
 import fcntl
 import gc
@@ -25,17 +24,17 @@ import struct
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from funcpipe.emulator import linux
 from funcpipe.emulator.isolate import ForkRequest, Isolation, isolate
+from funcpipe.emulator.messages import receive, send
 
-__all__ = ["FAILED_TO_ISOLATE", "MESSAGE_BYTES", "main"]
+__all__ = ["FAILED_TO_ISOLATE", "main"]
 
 FAILED_TO_ISOLATE = 70
-MESSAGE_BYTES = 1 << 17
 _FRAMES, _OUTPUT, _ERRORS, _STATUS, _METER = range(5)
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
@@ -47,6 +46,7 @@ class Refused(Exception):
 @dataclass(frozen=True, kw_only=True)
 class Child:
     pid: int  # the function proper
+    handle: int  # a descriptor of that process, for the driver
     waited: int  # whom the template waits for: the same, or the first of its namespace
     line: socket.socket | None  # on which that first one says how the function ended
 
@@ -73,7 +73,7 @@ class Template:
                     self._tell_end(descriptor)
 
     def _obey(self) -> bool:
-        message, descriptors = _receive(self._control)
+        message, descriptors = receive(self._control)
         if message is None:
             return False
         if "reap" in message:
@@ -92,7 +92,8 @@ class Template:
         watch = os.pidfd_open(child.waited)
         self._running[watch] = child
         self._poll.register(watch, select.POLLIN)
-        _send(self._control, {"pid": child.pid})
+        _send(self._control, {"pid": child.pid}, [child.handle])
+        os.close(child.handle)
         return True
 
     def _tell_end(self, descriptor: int) -> None:
@@ -121,7 +122,7 @@ class Template:
             pid = os.fork()
             if pid == 0:
                 self._become(request, descriptors, parent)
-            return Child(pid=pid, waited=pid, line=None)
+            return Child(pid=pid, handle=os.pidfd_open(pid), waited=pid, line=None)
         return self._fork_in_namespace(request, descriptors)
 
     def _fork_in_namespace(self, request: ForkRequest, descriptors: list[int]) -> Child:
@@ -138,7 +139,15 @@ class Template:
             ours.close()
             os.waitpid(first, 0)
             raise Refused("the first process of a namespace ended at once: out of processes?")
-        return Child(pid=_CREDENTIALS.unpack(ancillary[0][2])[0], waited=first, line=ours)
+        pid = _CREDENTIALS.unpack(ancillary[0][2])[0]
+        try:
+            handle = os.pidfd_open(pid)
+        except OSError:
+            ours.close()
+            os.waitpid(first, 0)
+            raise
+        ours.shutdown(socket.SHUT_WR)
+        return Child(pid=pid, handle=handle, waited=first, line=ours)
 
     def _be_first(
         self, request: ForkRequest, descriptors: list[int], line: socket.socket
@@ -150,6 +159,8 @@ class Template:
             function = os.fork()
             if function == 0:
                 line.send(b"h")
+                # Nobody keeps the number of one that ends: the handle must be there before.
+                line.recv(1)
                 self._become(request, descriptors, 1)
             kept = line.fileno()
             os.closerange(0, kept)
@@ -262,19 +273,9 @@ def _run(entry: str) -> int:
     return 0
 
 
-def _receive(control: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    descriptors = array.array("i")
-    space = socket.CMSG_SPACE(4 * descriptors.itemsize)
-    data, ancillary, _, _ = control.recvmsg(MESSAGE_BYTES, space, socket.MSG_CMSG_CLOEXEC)
-    for level, kind, content in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            descriptors.frombytes(content[: len(content) // 4 * 4])
-    return (json.loads(data) if data else None), list(descriptors)
-
-
-def _send(target: socket.socket, message: dict[str, Any]) -> None:
+def _send(target: socket.socket, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `serve` sees that it went
-        target.send(json.dumps(message).encode())
+        send(target, json.dumps(message).encode(), descriptors)
 
 
 def _resident_bytes() -> dict[str, int]:
@@ -288,7 +289,7 @@ def main(control_number: int, events_number: int) -> int:
     linux.die_with_parent()
     control, events = socket.socket(fileno=control_number), socket.socket(fileno=events_number)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    spec, _ = _receive(control)
+    spec, _ = receive(control)
     if spec is None:
         return 0
     if os.getppid() != spec["driver"]:

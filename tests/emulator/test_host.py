@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,39 @@ QUICK = {"time.cold_start_s": "0", "time.warm_start_s": "0"}
 CREDENTIALS = Credentials(access_key="THEKEY", secret_key="the-secret-key")
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHost]:
+    """One host for the tests that neither look at it as a whole nor harm it."""
+    folder = tmp_path_factory.mktemp("host")
+    with make_host(folder) as made:
+        yield made
+    assert_nothing_left(folder)
+
+
 @pytest.fixture
-def host(tmp_path: Path) -> Iterator[LocalHost]:
+def host(shared: LocalHost) -> Iterator[LocalHost]:
+    """The shared host, without a function of a test before."""
+    files = set(shared.folder.iterdir())
+    yield shared
+    shared.stop(grace_s=0.0)
+    with shared._lock:
+        for one in shared._environments:  # they wait for another invocation
+            shared._do(shared._life.end(one, "stopped"))
+    assert eventually(lambda: not shared._environments)
+    shared.exits()
+    assert set(shared.folder.iterdir()) == files
+
+
+@pytest.fixture
+def own_host(tmp_path: Path) -> Iterator[LocalHost]:
     with make_host(tmp_path) as made:
         yield made
-    assert processes_with(str(tmp_path)) == []
-    assert list((tmp_path / "work").iterdir()) == []
+    assert_nothing_left(tmp_path)
+
+
+def assert_nothing_left(folder: Path) -> None:
+    assert processes_with(str(folder)) == []
+    assert list((folder / "work").iterdir()) == []
 
 
 def make_host(tmp_path: Path, **changes: Any) -> LocalHost:
@@ -124,8 +151,10 @@ def test_a_function_sees_its_own_place_and_nothing_of_the_drivers(
     assert (seen["folder"], seen["stdin"], seen["session"]) == (folder, "", True)
 
 
-def test_credentials_and_payload_are_on_no_command_line(host: LocalHost, tmp_path: Path) -> None:
-    start(host, do="spawn", mark=str(tmp_path / "mark"), secret="in-the-payload")
+def test_credentials_and_payload_are_on_no_command_line(
+    own_host: LocalHost, tmp_path: Path
+) -> None:
+    start(own_host, do="spawn", mark=str(tmp_path / "mark"), secret="in-the-payload")
     assert eventually((tmp_path / "mark").exists)
 
     shown = [one for process in processes_with(str(tmp_path)) for one in process.cmdline()]
@@ -144,10 +173,10 @@ def test_a_large_payload_arrives_and_a_larger_one_is_refused(host: LocalHost) ->
     assert ended.log_tail == "x" * 3999
 
 
-def test_a_log_keeps_the_newest_of_much_output(host: LocalHost, tmp_path: Path) -> None:
-    start(host, do="print", num_lines=300_000)
+def test_a_log_keeps_the_newest_of_much_output(own_host: LocalHost, tmp_path: Path) -> None:
+    start(own_host, do="print", num_lines=300_000)
 
-    ended = wait_for_exit(host)
+    ended = wait_for_exit(own_host)
 
     sizes = [path.stat().st_size for path in (tmp_path / "logs").iterdir()]
     assert ended.reason == "done"
@@ -245,22 +274,18 @@ def test_a_missing_entry_is_told_by_its_exit(tmp_path: Path) -> None:
     assert "no_such_module" in ended.log_tail
 
 
-@pytest.mark.parametrize(
-    ("act", "message"),
-    [
-        (
-            lambda host: host.start(b"{}", name="s", memory_mb=0),
-            "function s: 0 MB is no memory size",
-        ),
-        (lambda host: (host.close(), host.start(b"{}", name="s")), "closed"),
-    ],
-)
-def test_what_cannot_be_is_refused(
-    host: LocalHost, act: Callable[[LocalHost], object], message: str
-) -> None:
-    with pytest.raises((PlatformError, PlanError), match=message):
-        act(host)
+def test_what_is_no_memory_size_is_refused(host: LocalHost) -> None:
+    with pytest.raises(PlanError, match="function s: 0 MB is no memory size"):
+        host.start(b"{}", name="s", memory_mb=0)
     assert host.alive() == 0
+
+
+def test_a_closed_host_starts_nothing(own_host: LocalHost) -> None:
+    own_host.close()
+
+    with pytest.raises(PlatformError, match="closed"):
+        own_host.start(b"{}", name="s")
+    assert own_host.alive() == 0
 
 
 def test_closing_twice_is_no_error(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,9 @@ from typing import Any
 import psutil
 import pytest
 
+from funcpipe.emulator import forks
 from funcpipe.emulator.forks import ForkRequest, Isolation, Template
+from funcpipe.emulator.messages import receive
 from funcpipe.errors import PlatformError
 
 from .forking import PYTHON_PATH, Forked, make_template
@@ -266,6 +269,28 @@ def test_a_group_that_cannot_be_joined_is_told_and_nothing_runs(
     function.end(70)
     assert missing in json.loads(function.said_status)["failed"]
     assert missing in function.output()
+
+
+def test_a_function_may_have_ended_when_its_number_arrives(
+    template: Template, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given: a driver that is slow to read the answer, and a function that ends at once
+    def read_late(source: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+        answer, handles = receive(source)
+        assert answer is not None
+        assert eventually(lambda: has_ended(answer["pid"]))
+        return answer, handles
+
+    monkeypatch.setattr(forks, "receive", read_late)
+
+    # When
+    function = Forked(
+        template, tmp_path / "one", None, procs_files=(str(tmp_path / "missing" / "cgroup.procs"),)
+    )
+
+    # Then its end is told as any other
+    template.signal(function.pid, signal.SIGTERM)
+    function.end(70)
 
 
 def test_requests_and_walls_survive_as_json() -> None:

@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 from funcpipe.partitioner.backend import Outcome, Problem, Status
@@ -98,8 +99,14 @@ def _with_cuts(problem: Problem, combination: Combination, cuts: tuple[int, ...]
 
 def allowed(problem: Problem, goal: Goal = CHEAPEST) -> list[tuple[Plan, Estimate]]:
     """All plans that break nothing, with what they take."""
-    judged = ((plan, evaluate(problem.setting, plan)) for plan in all_plans(problem))
-    return [(plan, told) for plan, told in judged if not faults(problem, goal, plan, told)]
+    return [
+        (plan, told) for plan, told in _judged(problem) if not faults(problem, goal, plan, told)
+    ]
+
+
+@lru_cache(maxsize=8)
+def _judged(problem: Problem) -> list[tuple[Plan, Estimate]]:
+    return [(plan, evaluate(problem.setting, plan)) for plan in all_plans(problem)]
 
 
 def brute_force(problem: Problem, goal: Goal) -> Outcome:
