@@ -162,10 +162,11 @@ def values_of(bounds: Bounds, goal: Goal, cut: int, ahead: Ahead, value: float) 
 
 
 def test_what_1f1b_takes_at_least_is_never_more_than_its_simulation() -> None:
-    shares = []
+    shares: dict[bool, list[float]] = {False: [], True: []}
     for seed in range(2 * NUM_PROBLEMS):
         rng = np.random.default_rng(seed)
-        problem = a_problem(seed, "1f1b")
+        given = a_problem(seed, "1f1b")
+        problem = replace(given, space=replace(given.space, depths=(1, 2, 3)), _tables={})
         for combination in problem.combinations():
             pipeline = Sweep(problem, combination, FASTEST).pipeline
             table = problem.table(combination)
@@ -175,10 +176,17 @@ def test_what_1f1b_takes_at_least_is_never_more_than_its_simulation() -> None:
                 simulated_s = evaluate(problem.setting, table.plan(rows)).step_s
 
                 assert least_s <= simulated_s * CLOSE + TINY, f"problem {seed}"
-                shares.append(least_s / simulated_s if simulated_s else 1.0)
-    # It is of use: mostly near, often exact.
-    assert np.median(shares) > 0.9
-    assert np.mean(np.array(shares) > 1 - 1e-9) > 0.1
+                share = least_s / simulated_s if simulated_s else 1.0
+                if len(rows) == 1:
+                    assert share == pytest.approx(1.0), f"problem {seed}"
+                else:
+                    shares[len(combination.degrees) > 1].append(share)
+    # It is of use: near, and often exact, with one degree for all stages; less so with several.
+    assert min(map(len, shares.values())) > 500
+    assert np.median(shares[False]) > 0.97
+    assert np.quantile(shares[False], 0.1) > 0.75
+    assert np.mean(np.array(shares[False]) > 1 - 1e-9) > 0.25
+    assert np.median(shares[True]) > 0.8
 
 
 def test_an_optimiser_does_not_wait_for_gradients_that_pile_up() -> None:
