@@ -220,6 +220,46 @@ def test_an_optimiser_does_not_wait_for_gradients_that_pile_up() -> None:
     assert times.step_s < least_s <= told.step_s
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_slow_way_between_two_stages_is_waited_for_again_and_again(depth: int) -> None:
+    # Given four equal stages, and between the first two a link that is used twice as often
+    def layer(number: int) -> LayerProfile:
+        sent = 2e7 if number == 0 else 1e3
+        return LayerProfile(
+            name=f"layer{number}", forward_s=((0.1,),), backward_s=((0.2,),), output_bytes=sent
+        )
+
+    setting = Setting(
+        profile=ModelProfile(name="four", layers=tuple(layer(number) for number in range(4))),
+        platform=load_platform("aws-lambda"),
+        batch_size=64,
+    )
+    space = Space(
+        schedules=("1f1b",), micro_batch_sizes=(1,), degrees=(1,), depths=(depth,), tiers_mb=(1769,)
+    )
+    problem = Problem(setting=setting, space=space)
+    (combination,) = problem.combinations()
+    table, pipeline = problem.table(combination), Sweep(problem, combination, FASTEST).pipeline
+    rows = next(rows for rows in paths(table) if len(rows) == 4)
+
+    least_s = float(pipeline.total_s(labels_of(pipeline, rows)[-1].state)[0])
+
+    told = evaluate(setting, table.plan(rows))
+    assert 0.9 * told.step_s < least_s <= told.step_s * CLOSE
+
+
+def test_labels_of_1f1b_with_unequally_many_stages_are_not_compared() -> None:
+    # Fewer stages turn more often later on, and more take more memory in front of them
+    problem = a_problem(0, "1f1b")
+    pipeline = Sweep(problem, problem.combinations()[0], FASTEST).pipeline
+    best, worse, longer, shorter = (1, 1, 1, 1, 2), (2, 2, 2, 2, 2), (2, 2, 2, 2, 3), (3, 3, 3, 3, 1)
+    state = np.array([best, worse, longer, shorter], dtype=np.float64)
+
+    kept = nondominated(pipeline.columns(1, state))
+
+    assert sorted(kept.tolist()) == [0, 2, 3]
+
+
 def patient_problem() -> Problem:
     """Nearly all time is latency, in two stages: each of them makes one direction wait."""
     tiny = ((1e-4,),)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -10,6 +11,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from funcpipe.partitioner import search, search_1f1b
 from funcpipe.partitioner.backend import Deadline, Problem
 from funcpipe.partitioner.baselines import compare
 from funcpipe.partitioner.baselines_cuts import RULES
@@ -25,6 +27,7 @@ from funcpipe.partitioner.sweep import Sweep
 from funcpipe.partitioner.verify import faults
 from tests.property.random_problems import paths, problem_and_goal
 from tests.property.test_bounds import labels_of
+from tests.unit.partitioner.small_problems import made_up_problem
 
 NUM_PROBLEMS = 25
 CLOSE = 1 + 1e-9
@@ -110,6 +113,33 @@ def test_the_lowest_bound_is_that_of_the_plan_with_the_least(name: str) -> None:
     assert seen > NUM_PROBLEMS
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_in_longer_chains_the_plan_with_the_lowest_bound_is_never_dropped(depth: int) -> None:
+    # Given stages that differ in nothing but their layers, so that labels of many lengths compare
+    goal = GOALS["min-time"]
+    for seed in range(60):
+        problem = made_up_problem(
+            random.Random(seed), layers=7, batch=24, micro_batch_sizes=(1,), degrees=(1,),
+            tiers_mb=(3538,), schedules=("1f1b",), depths=(depth,),
+        )  # fmt: skip
+        (combination,) = problem.combinations()
+        sweep, lowest = Sweep(problem, combination, goal), Lowest(Best())
+        sweep.narrow(Best())
+
+        sweep.run(lowest, width=None, check=no_check)
+
+        table, pipeline = problem.table(combination), sweep.pipeline
+        fitting = [
+            rows
+            for rows in paths(table)
+            if all(table.fits(place)[row] for place, row in enumerate(reversed(rows), start=1))
+        ]
+        bounds = [
+            float(pipeline.total_s(labels_of(pipeline, rows)[-1].state)[0]) for rows in fitting
+        ]
+        assert lowest.value == pytest.approx(min(bounds), rel=1e-8), f"problem {seed}"
+
+
 @pytest.mark.parametrize("width", [1, 8, None])
 def test_no_bound_is_above_the_least_simulated_value(width: int | None) -> None:
     shares = []
@@ -177,6 +207,18 @@ def assert_never_worse(better: Callable[[Problem, Goal], float], least_found: in
 
 
 def test_no_rule_is_better_than_the_search() -> None:
+    def searched(problem: Problem, goal: Goal) -> float:
+        return Search().solve(problem, goal, deadline=Deadline()).value
+
+    assert_never_worse(searched, 4 * NUM_PROBLEMS)
+
+
+def test_nor_where_the_search_finds_little_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_1f1b, "climb", lambda *_: None)
+    monkeypatch.setattr(search_1f1b, "WIDTHS", ())
+    monkeypatch.setattr(search_1f1b, "MOST_SIMULATED", 0)
+    monkeypatch.setattr(search, "FIRST_WIDTH", 1)
+
     def searched(problem: Problem, goal: Goal) -> float:
         return Search().solve(problem, goal, deadline=Deadline()).value
 
