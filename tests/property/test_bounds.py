@@ -252,7 +252,8 @@ def test_labels_of_1f1b_with_unequally_many_stages_are_not_compared() -> None:
     # Fewer stages turn more often later on, and more take more memory in front of them
     problem = a_problem(0, "1f1b")
     pipeline = Sweep(problem, problem.combinations()[0], FASTEST).pipeline
-    best, worse, longer, shorter = (1, 1, 1, 1, 2), (2, 2, 2, 2, 2), (2, 2, 2, 2, 3), (3, 3, 3, 3, 1)
+    best, worse = (1, 1, 1, 1, 2), (2, 2, 2, 2, 2)
+    longer, shorter = (2, 2, 2, 2, 3), (3, 3, 3, 3, 1)
     state = np.array([best, worse, longer, shorter], dtype=np.float64)
 
     kept = nondominated(pipeline.columns(1, state))
