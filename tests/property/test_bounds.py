@@ -162,10 +162,11 @@ def values_of(bounds: Bounds, goal: Goal, cut: int, ahead: Ahead, value: float) 
 
 
 def test_what_1f1b_takes_at_least_is_never_more_than_its_simulation() -> None:
-    shares = []
+    shares: dict[bool, list[float]] = {False: [], True: []}
     for seed in range(2 * NUM_PROBLEMS):
         rng = np.random.default_rng(seed)
-        problem = a_problem(seed, "1f1b")
+        given = a_problem(seed, "1f1b")
+        problem = replace(given, space=replace(given.space, depths=(1, 2, 3)), _tables={})
         for combination in problem.combinations():
             pipeline = Sweep(problem, combination, FASTEST).pipeline
             table = problem.table(combination)
@@ -175,10 +176,17 @@ def test_what_1f1b_takes_at_least_is_never_more_than_its_simulation() -> None:
                 simulated_s = evaluate(problem.setting, table.plan(rows)).step_s
 
                 assert least_s <= simulated_s * CLOSE + TINY, f"problem {seed}"
-                shares.append(least_s / simulated_s if simulated_s else 1.0)
-    # It is of use: mostly near, often exact.
-    assert np.median(shares) > 0.9
-    assert np.mean(np.array(shares) > 1 - 1e-9) > 0.1
+                share = least_s / simulated_s if simulated_s else 1.0
+                if len(rows) == 1:
+                    assert share == pytest.approx(1.0), f"problem {seed}"
+                else:
+                    shares[len(combination.degrees) > 1].append(share)
+    # It is of use: near, and often exact, with one degree for all stages; less so with several.
+    assert min(map(len, shares.values())) > 500
+    assert np.median(shares[False]) > 0.97
+    assert np.quantile(shares[False], 0.1) > 0.75
+    assert np.mean(np.array(shares[False]) > 1 - 1e-9) > 0.25
+    assert np.median(shares[True]) > 0.8
 
 
 def test_an_optimiser_does_not_wait_for_gradients_that_pile_up() -> None:
@@ -210,6 +218,47 @@ def test_an_optimiser_does_not_wait_for_gradients_that_pile_up() -> None:
     times = told.stages[1].times
     assert told.step_s < times.step_s + 7 * (times.up_b or 0.0)
     assert times.step_s < least_s <= told.step_s
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_slow_way_between_two_stages_is_waited_for_again_and_again(depth: int) -> None:
+    # Given four equal stages, and between the first two a link that is used twice as often
+    def layer(number: int) -> LayerProfile:
+        sent = 2e7 if number == 0 else 1e3
+        return LayerProfile(
+            name=f"layer{number}", forward_s=((0.1,),), backward_s=((0.2,),), output_bytes=sent
+        )
+
+    setting = Setting(
+        profile=ModelProfile(name="four", layers=tuple(layer(number) for number in range(4))),
+        platform=load_platform("aws-lambda"),
+        batch_size=64,
+    )
+    space = Space(
+        schedules=("1f1b",), micro_batch_sizes=(1,), degrees=(1,), depths=(depth,), tiers_mb=(1769,)
+    )
+    problem = Problem(setting=setting, space=space)
+    (combination,) = problem.combinations()
+    table, pipeline = problem.table(combination), Sweep(problem, combination, FASTEST).pipeline
+    rows = next(rows for rows in paths(table) if len(rows) == 4)
+
+    least_s = float(pipeline.total_s(labels_of(pipeline, rows)[-1].state)[0])
+
+    told = evaluate(setting, table.plan(rows))
+    assert 0.9 * told.step_s < least_s <= told.step_s * CLOSE
+
+
+def test_labels_of_1f1b_with_unequally_many_stages_are_not_compared() -> None:
+    # Fewer stages turn more often later on, and more take more memory in front of them
+    problem = a_problem(0, "1f1b")
+    pipeline = Sweep(problem, problem.combinations()[0], FASTEST).pipeline
+    best, worse = (1, 1, 1, 1, 2), (2, 2, 2, 2, 2)
+    longer, shorter = (2, 2, 2, 2, 3), (3, 3, 3, 3, 1)
+    state = np.array([best, worse, longer, shorter], dtype=np.float64)
+
+    kept = nondominated(pipeline.columns(1, state))
+
+    assert sorted(kept.tolist()) == [0, 2, 3]
 
 
 def patient_problem() -> Problem:

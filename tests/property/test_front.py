@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from funcpipe.errors import PlanError
+from funcpipe.partitioner import front
 from funcpipe.partitioner.backend import Deadline, Problem
 from funcpipe.partitioner.cost import evaluate
 from funcpipe.partitioner.front import Found, _Front, find_front
@@ -112,6 +113,42 @@ def test_with_spacing_no_plan_saves_more_than_that(first: int) -> None:
             ), f"problem {seed}"
 
 
+@pytest.mark.parametrize("spacing", [0.05, 0.3])
+def test_each_plan_saves_half_the_spacing_and_all_together_miss_no_more_than_all_of_it(
+    spacing: float,
+) -> None:
+    half, pairs = 1 - math.sqrt(1 - spacing), 0
+    for seed in range(NUM_PROBLEMS):
+        problem, goal = problem_and_goal(seed)
+
+        found = find_front(problem, goal, deadline=Deadline(), spacing=spacing)
+
+        points = points_of(problem, goal, found)
+        for (_, dear), (_, cheap) in pairwise(points):
+            assert cheap < dear * (1 - half), f"problem {seed}"
+            pairs += 1
+        for time_s, dollars in all_points(seed):
+            assert any(
+                t <= time_s * (1 + CLOSE) and d * (1 - spacing) <= dollars * (1 + CLOSE)
+                for t, d in points
+            ), f"problem {seed}"
+    assert pairs > NUM_PROBLEMS / 3
+
+
+def test_plans_that_save_too_little_of_a_faster_one_are_thinned_out() -> None:
+    # Given plans that came in an order in which each saved enough of those that were there
+    made = _Front(0.1)
+    plans = [
+        Plan(stages=(StagePlan(first_layer=0, stop_layer=1),), micro_batch_size=size)
+        for size in range(1, 6)
+    ]
+    for seconds, dollars, plan in zip(range(1, 6), (100, 95, 91, 89, 80.2), plans, strict=True):
+        made.offer(float(seconds), float(dollars), float(dollars), lambda plan=plan: plan)
+
+    # Then 89 is the first below 90, and 80.2 is not below 80.1
+    assert list(made.thinned()) == [plans[0], plans[3]]
+
+
 def test_the_fronts_are_of_every_kind() -> None:
     sizes = [worth_choosing(all_points(seed)) for seed in range(NUM_PROBLEMS)]
     bounds = [problem_and_goal(seed)[1] for seed in range(NUM_PROBLEMS)]
@@ -141,19 +178,19 @@ def test_spacing_leaves_plans_out() -> None:
 
 
 def test_times_that_differ_by_rounding_are_equal() -> None:
-    front = _Front(0.0)
+    made = _Front(0.0)
     plans = {
         name: Plan(stages=(StagePlan(first_layer=0, stop_layer=1),), micro_batch_size=size)
         for size, name in enumerate(("dear", "cheap", "slow"), start=1)
     }
-    front.offer(1.0, 5.0, 5.0, lambda: plans["dear"])
-    front.offer(2.0, 1.0, 1.0, lambda: plans["slow"])
+    made.offer(1.0, 5.0, 5.0, lambda: plans["dear"])
+    made.offer(2.0, 1.0, 1.0, lambda: plans["slow"])
 
-    faster = front.limit(np.array([0.5, 1 - 1e-14, 1.0, 1 + 1e-14, 2 - 1e-14]))
-    front.offer(1 + 1e-14, 4.0, 4.0, lambda: plans["cheap"])
+    faster = made.limit(np.array([0.5, 1 - 1e-14, 1.0, 1 + 1e-14, 2 - 1e-14]))
+    made.offer(1 + 1e-14, 4.0, 4.0, lambda: plans["cheap"])
 
     assert faster.tolist() == [math.inf, 5.0, 5.0, 5.0, 1.0]
-    assert front.plans == [plans["cheap"], plans["slow"]]
+    assert made.plans == [plans["cheap"], plans["slow"]]
 
 
 def test_a_deadline_that_is_over_leaves_it_incomplete() -> None:
@@ -212,7 +249,11 @@ def test_ctrl_c_leaves_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ctrl_c_before_anything_was_found_is_raised_again(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, _ = problem_and_goal(large())
-    interrupted(monkeypatch, after=0)
+
+    def stopping(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(front, "evaluate", stopping)
 
     with pytest.raises(KeyboardInterrupt):
         find_front(problem, CHEAPEST, deadline=Deadline())

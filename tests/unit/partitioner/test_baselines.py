@@ -428,9 +428,11 @@ def test_a_parameter_server_takes_and_costs_what_its_links_and_its_price_say() -
     # then each computes 2 samples for 3 s each, and both share the server's link
     time_s = 6.0 + 2 * (2 * 100 * MB / 1.05e8 + 0.1) + 0.5
     per_s = 2 * dollars_per_s(given.setting.platform, 1769) + 0.001
+    report = given.setting.platform.price.put
+    assert report > 0
     assert found.plan is None
     assert found.time_s == pytest.approx(time_s)
-    assert found.dollars == pytest.approx(time_s * per_s)
+    assert found.dollars == pytest.approx(time_s * per_s + report, rel=1e-9)
     assert "parameter server" in found.why
 
 

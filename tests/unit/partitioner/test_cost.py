@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -207,11 +208,30 @@ def test_one_forward_one_backward_is_simulated(seed: int) -> None:
 
     told = evaluate(setting, plan)
 
-    assert told.time.how == (SIMULATED if len(plan.stages) > 1 else EXACT)
     assert told.step_s == pytest.approx(simulate_plan(setting, plan).step_s, rel=1e-12)
-    # Forward and backward share the time
-    parts = told.to_dict()["time"]
-    assert (parts["forward_s"], parts["backward_s"], parts["tail_s"]) == (None, None, None)
+    if len(plan.stages) > 1:
+        assert told.time.how == SIMULATED
+        # Forward and backward share the time
+        parts = told.to_dict()["time"]
+        assert (parts["forward_s"], parts["backward_s"], parts["tail_s"]) == (None, None, None)
+
+
+@pytest.mark.parametrize("latency_on_lane", [True, False])
+@pytest.mark.parametrize("in_flight", [None, 1, 3])
+def test_a_single_stage_takes_equally_long_under_all_schedules(
+    in_flight: int | None, latency_on_lane: bool
+) -> None:
+    for seed, degree in product(range(4), (1, 2, 3)):
+        setting = replace(setting_of(seed=seed, batch_size=48), latency_on_lane=latency_on_lane)
+        plan = plan_of(seed, setting, schedule="1f1b")
+        whole = replace(plan.stages[0], stop_layer=plan.num_layers, replicas=degree)
+        plan = replace(plan, stages=(whole,), in_flight=in_flight)
+
+        told = evaluate(setting, plan)
+
+        assert told.time == evaluate(setting, replace(plan, schedule="gpipe", in_flight=None)).time
+        assert told.time.how == EXACT
+        assert told.step_s == pytest.approx(simulate_plan(setting, plan).step_s, rel=1e-12)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

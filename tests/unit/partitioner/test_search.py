@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from funcpipe.partitioner import search
+from funcpipe.partitioner import incumbent, search, search_1f1b
 from funcpipe.partitioner.backend import Deadline, Outcome, Problem, Status
 from funcpipe.partitioner.cost import evaluate
 from funcpipe.partitioner.exhaustive import Exhaustive
@@ -226,6 +226,14 @@ def interrupted_problem(schedules: tuple[str, ...]) -> Problem:
     return problem(*layers(), schedules=schedules, **{**chosen, **several})
 
 
+def undecided_problem() -> Problem:
+    """Under 1f1b bounds leave more than one plan to be simulated."""
+    return problem(
+        *layers(4), batch=16, schedules=("1f1b",), micro_batch_sizes=(2,), degrees=(2,),
+        tiers_mb=(1024, 1769), depths=(2,),
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("schedules", [("gpipe",), ("1f1b",), ("gpipe", "1f1b")])
 @pytest.mark.parametrize("goal", GOALS)
 def test_whenever_time_ends_nothing_is_proven_that_is_not_so(
@@ -283,9 +291,9 @@ def test_ctrl_c_between_passes_keeps_the_best_plan(
 def test_ctrl_c_while_plans_are_simulated_proves_nothing(
     after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = interrupted_problem(("1f1b",))
+    given = undecided_problem()
     best = Exhaustive().solve(given, BOTH, deadline=Deadline())
-    monkeypatch.setattr(search, "evaluate", stopping(evaluate, after=after))
+    monkeypatch.setattr(incumbent, "evaluate", stopping(evaluate, after=after))
 
     found = Search().solve(given, BOTH, deadline=Deadline())
 
@@ -295,18 +303,20 @@ def test_ctrl_c_while_plans_are_simulated_proves_nothing(
 
 
 def test_ctrl_c_before_any_plan_is_raised_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = interrupted_problem(("gpipe",))
-    monkeypatch.setattr(Sweep, "run", stopping(Sweep.run, after=0))
+    # Given a problem without a plan of one stage, which would be there at once
+    given = problem(*layers(), degrees=(2,), min_stages=2, max_stages=2)
+    assert Search().solve(given, FASTEST, deadline=Deadline()).plan is not None
+    monkeypatch.setattr(incumbent, "evaluate", stopping(evaluate, after=0))
 
     with pytest.raises(KeyboardInterrupt):
         Search().solve(given, FASTEST, deadline=Deadline())
 
 
 def test_too_many_plans_of_1f1b_to_simulate_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = interrupted_problem(("1f1b",))
+    given = undecided_problem()
     best = Exhaustive().solve(given, BOTH, deadline=Deadline())
     whole = Search().solve(given, BOTH, deadline=Deadline())
-    monkeypatch.setattr(search, "MOST_SIMULATED", 1)
+    monkeypatch.setattr(search_1f1b, "MOST_SIMULATED", 1)
 
     found = Search().solve(given, BOTH, deadline=Deadline())
 
@@ -319,9 +329,9 @@ def test_too_many_plans_of_1f1b_to_simulate_are_told(monkeypatch: pytest.MonkeyP
 def test_plans_that_there_is_no_room_to_keep_bound_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    given = interrupted_problem(("1f1b",))
+    given = undecided_problem()
     best = Exhaustive().solve(given, BOTH, deadline=Deadline())
-    monkeypatch.setattr(search, "TOO_MANY", 1)
+    monkeypatch.setattr(incumbent, "TOO_MANY", 1)
 
     found = Search().solve(given, BOTH, deadline=Deadline())
 
