@@ -165,7 +165,13 @@ def _answer_parts(
     from funcpipe.report.plan_text import plan_parts, width_of
 
     width = width_of(Console())
-    yield from plan_parts(asked.setting, answer, gpipe_alone=asked.gpipe_alone, width=width)
+    yield from plan_parts(
+        asked.setting,
+        answer,
+        gpipe_alone=asked.gpipe_alone,
+        merged_to=asked.merged_to,
+        width=width,
+    )
     if others:
         yield from compare_parts(answer, others, width=width)
 
@@ -173,7 +179,7 @@ def _answer_parts(
 def _front_parts(asked: Question, front: Front) -> Iterable[RenderableType]:
     from funcpipe.report.front_text import front_parts
 
-    return front_parts(asked.setting, front)
+    return front_parts(asked.setting, front, merged_to=asked.merged_to)
 
 
 def _answer_dict(asked: Question, answer: Answer) -> dict[str, Any]:

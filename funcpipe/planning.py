@@ -243,6 +243,11 @@ class Question:
         return self.any_schedule and self.space.schedules == GPIPE
 
     @property
+    def merged_to(self) -> int | None:
+        """How many layers the search sees, if some were put together."""
+        return None if self.merged is None else self.merged.profile.num_layers
+
+    @property
     def searched(self) -> Setting:
         if self.merged is None:
             return self.setting
@@ -278,7 +283,10 @@ class Question:
             .bound
         )
         share = loss_at_most(answer.value, bound)
-        return (f"for all layers, a gpipe plan could have at most {share:.1%} less",)
+        return (
+            f"for all layers, a gpipe plan could have at most {share:.1%} less; of 1f1b there is "
+            "no such bound",
+        )
 
     @property
     def _notes(self) -> tuple[str, ...]:

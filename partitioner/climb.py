@@ -11,6 +11,7 @@ from funcpipe.partitioner.backend import Problem
 from funcpipe.partitioner.incumbent import Best
 from funcpipe.partitioner.objective import Goal
 from funcpipe.partitioner.plan import Plan, StagePlan
+from funcpipe.partitioner.space import MOST_SIMULATED
 
 __all__ = ["MOST_TRIED", "climb", "neighbours"]
 
@@ -18,11 +19,18 @@ MOST_TRIED = 3000
 
 
 def climb(
-    problem: Problem, goal: Goal, best: Best, check: Callable[[], None], *, most: int = MOST_TRIED
+    problem: Problem,
+    goal: Goal,
+    best: Best,
+    check: Callable[[], None],
+    *,
+    most: int = MOST_TRIED,
+    enough: Callable[[Plan], bool] = lambda _: False,
 ) -> None:
     """Change the best plan in one way after the other for as long as that makes it better.
 
-    Every plan is tried once, at most `most` of them.
+    Every plan is tried once, at most `most` of them. enough: is shown each better plan; True ends
+    it.
     """
     seen: set[Plan] = set()
     while best.plan is not None:
@@ -32,22 +40,37 @@ def climb(
                 continue
             check()
             seen.add(plan)
-            best.consider(problem, goal, plan)
-            if len(seen) >= most:
+            better = best.consider(problem, goal, plan)
+            if len(seen) >= most or (better and enough(plan)):
                 return
         if best.plan is start:
             return
+
+
+def _takes_too_long(problem: Problem, plan: Plan) -> bool:
+    """To be simulated."""
+    num = problem.setting.num_micro_batches(plan.micro_batch_size)
+    return plan.schedule == "1f1b" and num > MOST_SIMULATED
 
 
 def neighbours(problem: Problem, plan: Plan) -> Iterator[Plan]:
     """Plans that differ in one cut, one stage's memory, the number of stages, or what all stages
     share. Some may not be allowed.
     """
+    for one in _every(problem, plan):
+        if not _takes_too_long(problem, one):
+            yield one
+
+
+def _every(problem: Problem, plan: Plan) -> Iterator[Plan]:
     tiers = problem.space.tiers(problem.setting)
     for stages in (*_moved(plan.stages), *_resized(plan.stages, tiers), *_joined(plan.stages)):
         yield _with(plan, stages)
     if len(plan.stages) < problem.max_stages:
         for stages in _divided(plan.stages):
+            yield _with(plan, stages)
+    if problem.space.recompute == "choose":
+        for stages in _again(plan.stages):
             yield _with(plan, stages)
     yield from _shared(problem, plan)
 
@@ -94,6 +117,12 @@ def _divided(stages: Sequence[StagePlan]) -> Iterator[list[StagePlan]]:
         for cut in range(stage.first_layer + 1, stage.stop_layer):
             two = (replace(stage, stop_layer=cut), replace(stage, first_layer=cut))
             yield [*stages[:number], *two, *stages[number + 1 :]]
+
+
+def _again(stages: Sequence[StagePlan]) -> Iterator[list[StagePlan]]:
+    for number, stage in enumerate(stages):
+        other = replace(stage, recompute=not stage.recompute)
+        yield [*stages[:number], other, *stages[number + 1 :]]
 
 
 def _shared(problem: Problem, plan: Plan) -> Iterator[Plan]:

@@ -62,7 +62,7 @@ class _Measure:
         text = f"a step {self.takes} {self.least(outcome)}; {self.plain(asked)} was asked for"
         if _proven(outcome) > asked * SLACK:
             return text
-        return f"{text}, and more time for the solver may find it"
+        return f"{text}, which is not ruled out"
 
 
 _TIME = _Measure(takes="takes", best="fastest", unit=" s")

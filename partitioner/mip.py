@@ -21,7 +21,7 @@ from funcpipe.partitioner.space import Combination
 from funcpipe.partitioner.starts import rule_plans
 from funcpipe.partitioner.verify import faults, verified
 
-__all__ = ["Answer", "Run", "solve_all"]
+__all__ = ["Answer", "Run", "gpipe_alone", "solve_all"]
 
 # How many plans that a solver's tolerance let over a bound are excluded, one after the other.
 MOST_EXCLUDED = 20
@@ -119,10 +119,7 @@ def solve_all(
     """
     combinations = problem.combinations()
     if any(combination.schedule != "gpipe" for combination in combinations):
-        raise SolverError(
-            f"{solver} plans the schedule gpipe only: there is no formula for 1f1b. Choose the "
-            "solver search, or exhaustive for a small model"
-        )
+        raise gpipe_alone(solver)
     state = _State(
         problem=problem, goal=goal, solver=solver, run=run, make=make, deadline=deadline,
         began_s=deadline.passed_s,
@@ -139,6 +136,14 @@ def solve_all(
         state.notes.append("stopped by Ctrl-C")
         return replace(_outcome(state, parts), interrupted=True)
     return _outcome(state, parts)
+
+
+def gpipe_alone(solver: str) -> SolverError:
+    """What to say to whoever asks for another schedule."""
+    return SolverError(
+        f"{solver} plans the schedule gpipe only: there is no formula for 1f1b. Choose the solver "
+        "search, or exhaustive for a small model"
+    )
 
 
 def _begin(state: _State, parts: list[_Part]) -> None:

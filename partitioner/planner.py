@@ -112,6 +112,8 @@ def plan_for(
     if objective.needs_leasts:
         goal, first = judge.weighted(objective)
     found = judge.solve(goal, incumbent=first.plan if first else None)
+    if found.plan is None and found.status is Status.TIMED_OUT:
+        found = judge.once_more(goal, found)
     if found.plan is None:
         raise _nothing(problem, goal, found, judge)
     found = judge.settle_ties(goal, found)
@@ -205,6 +207,18 @@ class _Judge:
             raise _nothing(self.problem, goal, found, self)
         return found
 
+    def once_more(self, goal: Goal, found: Outcome) -> Outcome:
+        """Where the search ended early and without a plan: from one that just keeps the bounds."""
+        for bound, other in (
+            (goal.max_time_s, replace(goal, time_weight=1.0, cost_weight=0.0, max_time_s=math.inf)),
+            (goal.max_cost, replace(goal, time_weight=0.0, cost_weight=1.0, max_cost=math.inf)),
+        ):
+            if bound < math.inf and not self.deadline.over:
+                near = self.solve(other)
+                if near.plan is not None and near.value <= bound:
+                    return self.solve(goal, incumbent=near.plan)
+        return found
+
     def settle_ties(self, goal: Goal, found: Outcome) -> Outcome:
         """Among the plans that are as good, the one that is best in the other respect."""
         _, estimate = found.found
@@ -244,7 +258,8 @@ class _Judge:
 
 
 def _nothing(problem: Problem, goal: Goal, outcome: Outcome, judge: _Judge) -> PlanError:
-    if outcome.status is Status.TIMED_OUT:
+    bounded = min(goal.max_time_s, goal.max_cost) < math.inf
+    if outcome.status is Status.TIMED_OUT and (judge.deadline.over or not bounded):
         return SolverError(
             f"{outcome.solver} found no plan in {outcome.seconds:.1f} s, and there may be one; "
             "allow more time, or fewer choices"
@@ -292,8 +307,9 @@ def _warnings(setting: Setting, plan: Plan, estimate: Estimate) -> list[str]:
     warnings = []
     if limit is not None and steps is not None and steps * estimate.step_s > limit:
         warnings.append(
-            f"{steps} step{'s take' if steps > 1 else ' takes'} {steps * estimate.step_s:.0f} s, and a function of "
-            f"{setting.platform.name} lives for {limit:.0f} s at most"
+            f"{steps} step{'s take' if steps > 1 else ' takes'} {steps * estimate.step_s:.0f} s, "
+            f"and a function of {setting.platform.name} lives for {limit:.0f} s at most: such a "
+            "run cannot be done yet"
         )
     if estimate.time.how == "upper bound":
         smaller = setting.batch_size % min(plan.micro_batch_size, setting.batch_size)

@@ -71,7 +71,8 @@ class Search:
             seconds=deadline.passed_s - began_s, notes=tuple(notes),
         )  # fmt: skip
         gpipe = [sweep for sweep in sweeps if not sweep.is_1f1b]
-        proven = bool(gpipe and bounds) and all(sweep.is_done(best) for sweep in gpipe)
+        all_there = len(sweeps) == len(problem.combinations())
+        proven = all_there and bool(gpipe) and all(sweep.is_done(best) for sweep in gpipe)
         return replace(found, interrupted=interrupted, gpipe_proven=proven)
 
 

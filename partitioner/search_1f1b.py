@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from funcpipe.partitioner.backend import Problem
 from funcpipe.partitioner.climb import climb
 from funcpipe.partitioner.incumbent import Best, Candidates, Lowest
 from funcpipe.partitioner.objective import Goal
+from funcpipe.partitioner.plan import Plan
 from funcpipe.partitioner.starts import rule_plans
 from funcpipe.partitioner.sweep import Sweep
 
@@ -30,9 +32,15 @@ def solve_1f1b(
     left = [sweep.combination for sweep in sweeps if not sweep.is_done(best)]
     if not left:
         return
-    for plan in rule_plans(problem, goal, left, check):
-        check()
-        best.consider(problem, goal, plan)
+    starts = list(rule_plans(problem, goal, left, check))
+    if best.plan is not None:
+        starts += [
+            replace(best.plan, schedule="1f1b", in_flight=depth * len(best.plan.stages))
+            for depth in problem.space.depths
+        ]
+    found = _climbed(_of_1f1b(problem), goal, starts, check)
+    if found is not None:
+        best.consider(problem, goal, found)
     climb(problem, goal, best, check)
     for width in WIDTHS:
         rule_out(sweeps, problem, goal, best, check, width=width)
@@ -41,6 +49,35 @@ def solve_1f1b(
             _try_all(sweep, problem, goal, best, check)
             sweep.release()
     climb(problem, goal, best, check)
+
+
+def _of_1f1b(problem: Problem) -> Problem:
+    """Without other schedules, of which a best plan may have no neighbour that is better."""
+    return replace(problem, space=replace(problem.space, schedules=("1f1b",)))
+
+
+def _climbed(
+    problem: Problem, goal: Goal, starts: Sequence[Plan], check: Callable[[], None]
+) -> Plan | None:
+    """The best that climbing from the best of `starts` comes to.
+
+    If none of them keeps to the goal's bounds, first from the one that is fastest (cheapest, where
+    only dollars are bounded) to one that does.
+    """
+    best, near = Best(), Best()
+    nearer = Goal(time_weight=1.0, cost_weight=0.0)
+    if goal.max_time_s == math.inf:
+        nearer = Goal(time_weight=0.0, cost_weight=1.0)
+    for plan in starts:
+        check()
+        best.consider(problem, goal, plan)
+    if best.plan is None:
+        for plan in starts:
+            check()
+            near.consider(problem, nearer, plan)
+        climb(problem, nearer, near, check, enough=lambda plan: best.consider(problem, goal, plan))
+    climb(problem, goal, best, check)
+    return best.plan
 
 
 def rule_out(

@@ -8,6 +8,7 @@ from dataclasses import replace
 from funcpipe.errors import PlanError, SolverError
 from funcpipe.partitioner.backend import Backend, Deadline, Outcome, Problem
 from funcpipe.partitioner.figures import near
+from funcpipe.partitioner.mip import gpipe_alone
 from funcpipe.partitioner.objective import Goal
 from funcpipe.partitioner.plan import Plan
 from funcpipe.partitioner.verify import verified
@@ -26,6 +27,9 @@ SOLVERS = {
 
 # What takes over for a solver that a licence may keep from working.
 FALLBACKS = {"gurobi": "search"}
+
+
+GPIPE_ALONE = ("cbc", "highs", "gurobi")
 
 
 def backend(name: str) -> Backend:
@@ -51,12 +55,13 @@ def solve(
     note says so. SolverError for any other solver that cannot, and for an answer that is wrong.
     """
     deadline = Deadline() if deadline is None else deadline
+    if solver in GPIPE_ALONE and "1f1b" in problem.space.schedules:
+        raise gpipe_alone(solver)
     notes: tuple[str, ...] = ()
     try:
         found = backend(solver).solve(problem, goal, deadline=deadline, incumbent=incumbent)
     except SolverError as error:
-        # What it cannot solve by its nature is refused by all alike.
-        if solver not in FALLBACKS or "1f1b" in problem.space.schedules:
+        if solver not in FALLBACKS:
             raise
         notes = (f"solved by {FALLBACKS[solver]} instead of {solver}: {error.message}",)
         other = backend(FALLBACKS[solver])

@@ -58,6 +58,7 @@ def rule_plans(
         for propose, choice in rules:
             check()
             for rows in propose(grid):
+                check()
                 choice.add(grid.table, rows)
     for _, choice in rules:
         yield from choice.candidates()

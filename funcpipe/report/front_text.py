@@ -24,10 +24,17 @@ _COLUMNS, _ROWS = 64, 14
 _MOST_SHOWN = 40
 
 
-def front_parts(setting: Setting, front: Front) -> Iterator[RenderableType]:
-    """All plans of a front, from the fastest to the cheapest, and where they lie."""
+def front_parts(
+    setting: Setting, front: Front, *, merged_to: int | None = None
+) -> Iterator[RenderableType]:
+    """All plans of a front, from the fastest to the cheapest, and where they lie.
+
+    merged_to: how many layers the search saw, if some had been put together.
+    """
     if front.complete:
         whole = f"none is missing that saves {100 * front.spacing:.2g}% of the dollars"
+        if merged_to is not None:
+            whole += f" and cuts between {merged_to} merged layers"
     else:
         whole = "not all of them: the search was cut short"
     yield Text(

@@ -77,13 +77,19 @@ def _print(parts: Sequence[RenderableType], console: Console, width: int) -> Non
 
 
 def plan_parts(
-    setting: Setting, answer: Answer, *, gpipe_alone: bool = False, width: int = WIDTH
+    setting: Setting,
+    answer: Answer,
+    *,
+    gpipe_alone: bool = False,
+    merged_to: int | None = None,
+    width: int = WIDTH,
 ) -> Iterator[RenderableType]:
     """Everything about an answer, to be printed one below the other.
 
-    gpipe_alone: whether 1f1b was left out though the user did not say so.
+    gpipe_alone: whether 1f1b was left out though the user did not say so. merged_to: how many
+    layers the search saw, if some had been put together.
     """
-    yield _headline(setting, answer, gpipe_alone=gpipe_alone)
+    yield _headline(setting, answer, gpipe_alone=gpipe_alone, merged_to=merged_to)
     yield _facts(setting, answer)
     yield _stages(setting, answer, narrow=width < NARROW)
     yield _layers(setting.profile, answer.plan)
@@ -120,10 +126,15 @@ def _percent(share: float) -> str:
     return f"{math.ceil(percent * 10**digits - 1e-9) / 10**digits:.{digits}f}%"
 
 
-def _headline(setting: Setting, answer: Answer, *, gpipe_alone: bool) -> Text:
+def _headline(
+    setting: Setting, answer: Answer, *, gpipe_alone: bool, merged_to: int | None
+) -> Text:
     line = Text(f"Plan for {setting.profile.name} on {setting.platform.name}, {answer.objective}: ")
-    sure = answer.status is Status.OPTIMAL or answer.gpipe_proven
-    line.append(proof(answer, gpipe_alone=gpipe_alone), "bold green" if sure else "bold yellow")
+    sure = merged_to is None and (answer.status is Status.OPTIMAL or answer.gpipe_proven)
+    told = proof(answer, gpipe_alone=gpipe_alone)
+    if merged_to is not None:
+        told = f"for cuts between {merged_to} merged layers, {told}"
+    line.append(told, "bold green" if sure else "bold yellow")
     return line
 
 

@@ -199,7 +199,8 @@ def _predicted(told: object, *, on_none: bool) -> Iterator[tuple[str, str]]:
     if parts:
         where = f" on {told['platform']}" if "platform" in told else ""
         other = "; this run was on no platform, so that the two do not compare" if on_none else ""
-        yield "predicted", ", ".join(parts) + where + other
+        without = ", without cold starts, loading and the driver's requests"
+        yield "predicted", ", ".join(parts) + where + (other or without)
 
 
 def _joined(numbers: Sequence[int]) -> str:

@@ -208,7 +208,6 @@ def test_what_ends_the_time_ends_it_and_keeps_the_best_so_far() -> None:
     assert best.value < began
 
 
-@pytest.mark.xfail(strict=True, reason="sizes whose 1f1b is not looked at are proposed")
 def test_1f1b_is_not_proposed_with_too_many_micro_batches() -> None:
     given = made_up_problem(
         random.Random(0), batch=32768, schedules=("gpipe", "1f1b"), micro_batch_sizes=(2, 8)

@@ -439,7 +439,7 @@ def test_without_a_solver_nothing_is_claimed_of_time_and_dollars(given: Problem)
 
 @pytest.mark.parametrize(
     ("share", "claim"),
-    [(0.4, "asked for"), (0.9, "was asked for, and more time for the solver may find it")],
+    [(0.4, "asked for"), (0.9, "was asked for, which is not ruled out")],
 )
 def test_what_is_not_proven_is_not_said_to_be(given: Problem, share: float, claim: str) -> None:
     # given a solver that ran out of time, with half of its value as the bound
