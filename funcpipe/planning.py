@@ -31,6 +31,9 @@ __all__ = ["PlanOptions", "Question", "question"]
 
 GPIPE = ("gpipe",)
 
+# Of the time limit, for what merging costs, however long the plan took.
+_LEAST_SHARE = 0.1
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
@@ -271,18 +274,17 @@ class Question:
 
         if self.merged is None or self.space.min_stages > 1:
             return ()
+        if answer.interrupted:
+            return ("Ctrl-C: how much better a plan for all layers could be was not looked at",)
+        limit_s = self.time_limit_s
+        if limit_s is not None:
+            limit_s = max(limit_s - answer.seconds, limit_s * _LEAST_SHARE)
         relaxed = replace(self.setting, profile=self.merged.relaxed)
         space = replace(self.space, schedules=GPIPE, max_stages=None)
-        bound = (
-            Search()
-            .solve(
-                Problem(setting=relaxed, space=space),
-                answer.goal,
-                deadline=Deadline(self.time_limit_s),
-            )
-            .bound
+        found = Search().solve(
+            Problem(setting=relaxed, space=space), answer.goal, deadline=Deadline(limit_s)
         )
-        share = loss_at_most(answer.value, bound)
+        share = loss_at_most(answer.value, found.bound)
         return (
             f"for all layers, a gpipe plan could have at most {share:.1%} less; of 1f1b there is "
             "no such bound",

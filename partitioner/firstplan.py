@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
 import numpy as np
@@ -39,14 +39,19 @@ def measure(table: Table, rows: Sequence[int]) -> tuple[float, float]:
     return time_s, float(time_s * table.per_s[chosen].sum() + table.per_step[chosen].sum())
 
 
-def first_rows(table: Table, goal: Goal, limits: Limits) -> list[int] | None:
+def first_rows(
+    table: Table, goal: Goal, limits: Limits, check: Callable[[], None] = lambda: None
+) -> list[int] | None:
     """The rows of a plan that keeps to all limits, or None if none is found so quickly.
+
+    check: called often; what it raises ends it.
 
     Under a price for each second and each dollar, and without rows whose lanes are slow, the best
     plan of every number of stages is a shortest path. limits.value: only a plan below it is of use.
     """
     best, best_value = None, limits.value
     for rows in _candidates(table, goal, limits):
+        check()
         time_s, dollars = measure(table, rows)
         value = goal.value(time_s, dollars)
         functions = int(table.degree[rows].sum())

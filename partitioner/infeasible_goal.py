@@ -62,7 +62,8 @@ class _Measure:
         text = f"a step {self.takes} {self.least(outcome)}; {self.plain(asked)} was asked for"
         if _proven(outcome) > asked * SLACK:
             return text
-        return f"{text}, which is not ruled out"
+        rest = "and more time may find it" if outcome.plan is None else "which is not ruled out"
+        return f"{text}, {rest}"
 
 
 _TIME = _Measure(takes="takes", best="fastest", unit=" s")

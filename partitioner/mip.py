@@ -152,14 +152,14 @@ def _begin(state: _State, parts: list[_Part]) -> None:
         if not state.deadline.over:
             part.bound = state.bounds(part.combination).value
     parts.sort(key=lambda part: part.bound)
-    for part in parts:
-        if state.deadline.over:
-            return
-        table = state.problem.table(part.combination)
-        rows = first_rows(table, state.goal, state.limits())
-        if rows is not None:
-            state.offer(table.plan(rows))
     with suppress(OutOfTime):
+        check = checker(state.deadline)
+        for part in parts:
+            check()
+            table = state.problem.table(part.combination)
+            rows = first_rows(table, state.goal, state.limits(), check)
+            if rows is not None:
+                state.offer(table.plan(rows))
         left = [part.combination for part in parts if part.bound < state.cut()]
         check = checker(state.deadline.part(RULES_SHARE))
         for plan in rule_plans(state.problem, state.goal, left, check):

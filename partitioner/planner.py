@@ -47,6 +47,7 @@ class Answer:
     solver: str
     notes: tuple[str, ...] = ()
     gpipe_proven: bool = False
+    interrupted: bool = False
 
     @property
     def gap(self) -> float:
@@ -284,6 +285,7 @@ def _answer(
         solver=found.solver,
         notes=notes,
         gpipe_proven=found.gpipe_proven,
+        interrupted=found.interrupted,
     )
     return replace(answer, plan=replace(plan, predicted=_predicted(setting, answer)))
 

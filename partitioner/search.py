@@ -17,7 +17,7 @@ from funcpipe.partitioner.incumbent import TOLERANCE, Best, OutOfTime, checker
 from funcpipe.partitioner.objective import Goal
 from funcpipe.partitioner.plan import Plan
 from funcpipe.partitioner.search_1f1b import rule_out, solve_1f1b
-from funcpipe.partitioner.starts import short_path, single_stages
+from funcpipe.partitioner.starts import even_plans, short_path
 from funcpipe.partitioner.sweep import Incumbent, Sweep
 
 __all__ = ["Search", "sweeps_of"]
@@ -115,7 +115,7 @@ def sweeps_of(
     offer: is shown plans until it takes one. So there is one before much time is spent.
     """
     found, has_one = [], False
-    for plan in single_stages(problem):
+    for plan in even_plans(problem):
         check()
         has_one = offer(plan)
         if has_one:
@@ -125,7 +125,7 @@ def sweeps_of(
         sweep = Sweep(problem, combination, goal)
         sweep.narrow(best, rounds=1)
         if not (has_one or sweep.proven or sweep.is_1f1b):
-            plans = short_path(problem, goal, sweep.table)
+            plans = short_path(problem, goal, sweep.table, check)
             has_one = any(offer(plan) for plan in plans)
         sweep.release()
         found.append(sweep)

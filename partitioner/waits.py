@@ -9,7 +9,7 @@ one degree d for all that is (ceil(M / d) - 1) x the slowest lane.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from funcpipe.errors import PlanError
@@ -28,6 +28,25 @@ def waits_s(lanes_s: Sequence[float], degrees: Sequence[int], budget: int) -> fl
     if len(best) == 1:
         ((degree, lane),) = best.items()
         return (budget // degree) * lane
+    chain = sorted(best)
+    if all(high % low == 0 for low, high in pairwise(chain)):
+        return _of_chain([best[degree] for degree in chain], chain, budget)
+    return _knapsack(best, budget)
+
+
+def _of_chain(lanes_s: Sequence[float], degrees: Sequence[int], budget: int) -> float:
+    """As `counts_of` says."""
+    total = block = 0.0
+    before = 1
+    for lane, degree, count in zip(lanes_s, degrees, counts_of(degrees, budget), strict=True):
+        block = max(lane, degree // before * block)
+        total += count * block
+        before = degree
+    return total
+
+
+def _knapsack(best: Mapping[int, float], budget: int) -> float:
+    """By every budget from 0 on: takes as long as there are micro-batches."""
     items = list(best.items())
     reached = [0.0] * (budget + 1)
     for load in range(1, budget + 1):

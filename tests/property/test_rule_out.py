@@ -214,7 +214,7 @@ def test_no_rule_is_better_than_the_search() -> None:
 
 
 def test_nor_where_the_search_finds_little_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search_1f1b, "climb", lambda *_: None)
+    monkeypatch.setattr(search_1f1b, "climb", lambda *_, **__: None)
     monkeypatch.setattr(search_1f1b, "WIDTHS", ())
     monkeypatch.setattr(search_1f1b, "MOST_SIMULATED", 0)
     monkeypatch.setattr(search, "FIRST_WIDTH", 1)

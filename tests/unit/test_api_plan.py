@@ -17,6 +17,7 @@ from funcpipe.partitioner import planner
 from funcpipe.partitioner.backend import Outcome, Status
 from funcpipe.partitioner.cost import Estimate
 from funcpipe.partitioner.objective import Objective
+from funcpipe.partitioner.planner import Answer
 from funcpipe.partitioner.platform import load_platform
 from funcpipe.partitioner.space import Space
 from funcpipe.planning import PlanOptions, question
@@ -124,19 +125,20 @@ def test_what_was_left_out_is_said_with_the_plan() -> None:
 
 
 def test_that_no_gpipe_plan_is_better_reaches_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a search that has ruled out all gpipe plans, but not all others
+    # Given a search that has not ruled out all gpipe plans, and one that has, but not all others
     real = planner.solve
 
-    def solve(*arguments: Any, **named: Any) -> Outcome:
-        found = real(*arguments, **named)
-        return replace(found, status=Status.FEASIBLE, bound=found.value / 2, gpipe_proven=True)
+    def answer(proven: bool) -> Answer:
+        def solve(*arguments: Any, **named: Any) -> Outcome:
+            found = real(*arguments, **named)
+            half = found.value / 2
+            return replace(found, status=Status.FEASIBLE, bound=half, gpipe_proven=proven)
 
-    asked = question(profile(), PlanOptions.of(FEW))
-    assert not asked.answer().gpipe_proven
-    # When
-    monkeypatch.setattr(planner, "solve", solve)
+        monkeypatch.setattr(planner, "solve", solve)
+        return question(profile(), PlanOptions.of(FEW)).answer()
+
     # Then
-    assert asked.answer().gpipe_proven
+    assert [answer(proven).gpipe_proven for proven in (False, True)] == [False, True]
 
 
 def test_a_front_that_cannot_be_is_said_to_be_of_gpipe_plans() -> None:

@@ -13,7 +13,7 @@ from funcpipe.partitioner.cost import evaluate
 from funcpipe.partitioner.front import find_front
 from funcpipe.partitioner.incumbent import Best, OutOfTime, checker
 from funcpipe.partitioner.search import Search
-from funcpipe.partitioner.starts import rule_plans, short_path, single_stages
+from funcpipe.partitioner.starts import even_plans, rule_plans, short_path
 from funcpipe.partitioner.verify import faults
 from tests.unit.partitioner.small_problems import CHEAPEST, FASTEST, layer, problem
 
@@ -52,7 +52,7 @@ def test_a_plan_is_there_before_any_bound(schedules: tuple[str, ...]) -> None:
 
 def test_where_one_stage_is_not_allowed_a_few_checks_are_enough() -> None:
     given = long_chain(min_stages=4, max_stages=6)
-    assert list(single_stages(given)) == []
+    assert {len(plan.stages) for plan in even_plans(given)} == {4, 6}
 
     found = Search().solve(given, FASTEST, deadline=ticking(4))
 
@@ -69,17 +69,19 @@ def test_a_front_has_a_plan_at_once() -> None:
     assert not found.complete
 
 
-# -- single stages -------------------------------------------------------------------------------
+# -- even plans ----------------------------------------------------------------------------------
 
 
-def test_single_stages_begin_with_the_largest_memory_and_the_smallest_micro_batches() -> None:
+def test_even_plans_begin_with_the_largest_memory_and_the_smallest_micro_batches() -> None:
     given = problem(
         layer(), layer(), schedules=("gpipe", "1f1b"), depths=(2,), micro_batch_sizes=(1, 8),
         degrees=(1, 2),
     )  # fmt: skip
 
-    plans = list(single_stages(given))
+    every = list(even_plans(given))
 
+    plans = [plan for plan in every if len(plan.stages) == 1]
+    assert every[: len(plans)] == plans
     first = plans[0]
     assert (first.stages[0].memory_mb, first.micro_batch_size, first.degrees) == (3538, 1, (1,))
     assert [plan.stages[0].memory_mb for plan in plans] == sorted(
@@ -91,8 +93,8 @@ def test_single_stages_begin_with_the_largest_memory_and_the_smallest_micro_batc
 
 
 @pytest.mark.parametrize(("recompute", "expected"), [("never", False), ("always", True)])
-def test_single_stages_recompute_where_they_must(recompute: str, expected: bool) -> None:
-    plans = list(single_stages(problem(layer(), recompute=recompute)))
+def test_even_plans_recompute_where_they_must(recompute: str, expected: bool) -> None:
+    plans = list(even_plans(problem(layer(), recompute=recompute)))
 
     assert {plan.stages[0].recompute for plan in plans} == {expected}
 
@@ -100,15 +102,43 @@ def test_single_stages_recompute_where_they_must(recompute: str, expected: bool)
 # -- others --------------------------------------------------------------------------------------
 
 
+def test_even_plans_are_cut_in_equal_numbers_of_layers_and_fit() -> None:
+    given = long_chain(schedules=("gpipe", "1f1b"), degrees=(1,), micro_batch_sizes=(1,))
+
+    plans = [plan for plan in even_plans(given) if len(plan.stages) > 1]
+
+    assert sorted({len(plan.stages) for plan in plans}) == [
+        2,
+        3,
+        4,
+        6,
+        8,
+        12,
+        16,
+        24,
+        32,
+        48,
+        64,
+        96,
+    ]
+    for plan in plans:
+        sizes = {stage.stop_layer - stage.first_layer for stage in plan.stages}
+        assert max(sizes) - min(sizes) <= 1
+    heavy = problem(*(layer(f"layer{n}", parameters=1500) for n in range(8)), schedules=("1f1b",))
+    assert 1 not in {len(plan.stages) for plan in even_plans(heavy)}
+    for plan in even_plans(heavy):
+        assert not faults(heavy, FASTEST, plan, evaluate(heavy.setting, plan))
+
+
 def test_a_short_path_is_a_plan_within_the_numbers_asked_for_or_none() -> None:
     given = long_chain(min_stages=3, max_stages=3, degrees=(2,), micro_batch_sizes=(2,))
     (combination,) = given.combinations()
-    (plan,) = short_path(given, FASTEST, given.table(combination))
+    (plan,) = short_path(given, FASTEST, given.table(combination), lambda: None)
     assert not faults(given, FASTEST, plan, evaluate(given.setting, plan))
 
     impossible = problem(layer(parameters=9000))
     for one in impossible.combinations():
-        assert list(short_path(impossible, FASTEST, impossible.table(one))) == []
+        assert list(short_path(impossible, FASTEST, impossible.table(one), lambda: None)) == []
 
 
 def test_rules_propose_plans_of_the_combinations_asked_for_alone() -> None:
@@ -136,8 +166,8 @@ def test_rules_end_when_the_time_does() -> None:
 
 def test_only_a_plan_that_is_allowed_and_better_is_the_best() -> None:
     given = problem(layer(), layer(), degrees=(1,), micro_batch_sizes=(1,), max_stages=1)
-    small, middle, large = reversed(list(single_stages(given)))
-    strange = next(single_stages(problem(layer(), layer(), degrees=(2,))))
+    small, middle, large = reversed(list(even_plans(given)))
+    strange = next(even_plans(problem(layer(), layer(), degrees=(2,))))
     best = Best()
 
     taken = [best.consider(given, FASTEST, plan) for plan in (small, large, middle, large, strange)]
