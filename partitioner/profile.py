@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,7 +38,16 @@ UNITS = {"time": "s", "size": "bytes"}
 BASE_MEMORY_BYTES = 320 * 2**20
 """A function's memory before it holds anything of a job: Python, torch and funcpipe, measured."""
 
+MOST_SPREAD = 10**6
+
 Grid = tuple[tuple[float, ...], ...]
+
+_LAYER_BYTES = (
+    "parameter_bytes", "activation_bytes", "output_bytes", "workspace_bytes",
+    "step_workspace_bytes",
+)  # fmt: skip
+_MODEL_BYTES = ("base_memory_bytes", "input_bytes", "data_bytes")
+_MODEL_SECONDS = ("put_cpu_s", "get_cpu_s", "put_byte_cpu_s", "get_byte_cpu_s", "late_s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +60,9 @@ class LayerProfile:
     optimizer_factor: bytes of optimiser state for each trained byte (0 for SGD, 1 with momentum,
     2 for Adam). Per sample: activation_bytes, what the layer keeps from its forward to its
     backward, its input included where it needs that; output_bytes, what crosses a cut behind
-    it; output_gradient_bytes, what crosses it in the backward (None: as many).
+    it; output_gradient_bytes, what crosses it in the backward (None: as many); workspace_bytes,
+    what its forward or backward needs beside these at its fullest. step_workspace_bytes: what the
+    optimiser's step of its parameters needs for as long as it lasts.
     """
 
     name: str
@@ -64,6 +75,8 @@ class LayerProfile:
     output_bytes: float = 0
     output_gradient_bytes: float | None = None
     step_s: tuple[float, ...] = ()
+    workspace_bytes: float = 0
+    step_workspace_bytes: float = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name or not self.name.isprintable():
@@ -73,7 +86,7 @@ class LayerProfile:
             _freeze(self, name, _grid(owner, name, getattr(self, name)))
         steps = tuple(_row(owner, "step_s", self.step_s, most=MOST_SECONDS))
         _freeze(self, "step_s", steps)
-        for name in ("parameter_bytes", "activation_bytes", "output_bytes"):
+        for name in _LAYER_BYTES:
             _freeze(self, name, _number(owner, name, getattr(self, name), most=MOST_BYTES))
         _freeze(self, "optimizer_factor", _number(owner, "optimizer_factor",
                                                   self.optimizer_factor, most=100))  # fmt: skip
@@ -109,7 +122,12 @@ class ModelProfile:
     vcpus, micro_batch_sizes: what the rows and columns of the layers' times belong to, growing.
     batch_size: samples of a step, unless planning is told another. base_memory_bytes: of a
     function that holds nothing of the model. input_bytes: of a sample at the first layer.
-    source: where the figures come from, in words.
+    source: where the figures come from, in words. data_bytes: what the first and the last stage
+    hold of the data set. put_cpu_s, get_cpu_s: CPU seconds of sending or receiving an object,
+    whatever its size; put_byte_cpu_s, get_byte_cpu_s: more for each byte. late_s: how much later
+    than it is there a message is noticed, on average, by who waits for it. Information only:
+    spread, the median over layers of interquartile range / median of times; measured, how they
+    were, as plain JSON.
     """
 
     name: str
@@ -120,6 +138,14 @@ class ModelProfile:
     base_memory_bytes: float = BASE_MEMORY_BYTES
     input_bytes: float = 0
     source: str = ""
+    data_bytes: float = 0
+    put_cpu_s: float = 0
+    get_cpu_s: float = 0
+    put_byte_cpu_s: float = 0
+    get_byte_cpu_s: float = 0
+    late_s: float = 0
+    spread: float = 0
+    measured: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name or not self.name.isprintable():
@@ -139,8 +165,14 @@ class ModelProfile:
         _freeze(self, "micro_batch_sizes", _axis("micro_batch_sizes", self.micro_batch_sizes))
         if self.batch_size is not None:
             _whole("batch_size", self.batch_size)
-        for name in ("base_memory_bytes", "input_bytes"):
-            _freeze(self, name, _number("profile", name, getattr(self, name), most=MOST_BYTES))
+        for names, most in (
+            (_MODEL_BYTES, MOST_BYTES),
+            (_MODEL_SECONDS, MOST_SECONDS),
+            (("spread",), MOST_SPREAD),
+        ):
+            for name in names:
+                _freeze(self, name, _number("profile", name, getattr(self, name), most=most))
+        _freeze(self, "measured", _plain("measured", self.measured))
         for number, layer in enumerate(self.layers):
             self._check_shape(number, layer)
 
@@ -182,6 +214,7 @@ class ModelProfile:
 
     def to_dict(self) -> dict[str, Any]:
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "layers"}
+        own["measured"] = _plain("measured", self.measured)
         layers = [asdict(layer) for layer in self.layers]
         return {"format": FORMAT, "version": VERSION, "units": dict(UNITS), **own, "layers": layers}
 
@@ -313,6 +346,20 @@ def _listed(owner: str, name: str, value: object) -> tuple[Any, ...]:
     return tuple(value)
 
 
+def _plain(name: str, value: object) -> dict[str, Any]:
+    """A copy, as JSON would give it back."""
+    if not isinstance(value, Mapping):
+        raise ProfileError(f"{name} is {shown(value)}; expected a JSON object")
+    try:
+        copied: dict[str, Any] = json.loads(json.dumps(dict(value), allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ProfileError(
+            f"{name} holds what JSON cannot: {error}; expected texts, finite numbers, true, "
+            "false, null, lists and objects"
+        ) from error
+    return copied
+
+
 def _layer(number: int, data: object) -> LayerProfile:
     try:
         return _build(LayerProfile, data, "it")
@@ -331,13 +378,14 @@ _Kind = TypeVar("_Kind", LayerProfile, ModelProfile)
 def _build(kind: type[_Kind], data: object, owner: str) -> _Kind:
     if not isinstance(data, Mapping):
         raise ProfileError(f"expected a JSON object; found {type(data).__name__}")
-    known = {field.name: field for field in fields(kind)}
+    known = {one.name: one for one in fields(kind)}
     for name in data:
         if name not in known:
             raise ProfileError(
                 f"{owner} has an unknown field {shown(name)}{near(str(name), known)}"
             )
-    for name, field in known.items():
-        if field.default is MISSING and name not in data:
+    for name, one in known.items():
+        needed = one.default is MISSING and one.default_factory is MISSING
+        if needed and name not in data:
             raise ProfileError(f"{owner} has no {name!r}; it is needed")
     return kind(**data)

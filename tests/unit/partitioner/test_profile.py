@@ -6,7 +6,7 @@ import copy
 import json
 import re
 from collections.abc import Callable
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ def two_layers() -> ModelProfile:
                 output_bytes=5,
                 output_gradient_bytes=4,
                 step_s=(0.2, 0.1),
+                workspace_bytes=9,
+                step_workspace_bytes=11,
             ),
             LayerProfile(name="second", forward_s=((1, 1), (1, 1)), backward_s=((0, 0), (0, 0))),
         ),
@@ -43,12 +45,31 @@ def two_layers() -> ModelProfile:
         base_memory_bytes=1000,
         input_bytes=3,
         source="made up",
+        data_bytes=500,
+        put_cpu_s=0.003,
+        get_cpu_s=0.002,
+        put_byte_cpu_s=2e-9,
+        get_byte_cpu_s=1e-9,
+        late_s=0.01,
+        spread=0.05,
+        measured={"torch": "2.6", "sizes": [2, 8]},
     )
+
+
+def default(one: Field[Any]) -> object:
+    return one.default if one.default_factory is MISSING else one.default_factory()
 
 
 def test_a_profile_survives_json(tmp_path: Path) -> None:
     # Given a profile whose every field differs from its default
     profile = two_layers()
+    assert [
+        one.name for one in fields(ModelProfile) if getattr(profile, one.name) == default(one)
+    ] == []
+    layer = profile.layers[0]
+    assert [
+        one.name for one in fields(LayerProfile) if getattr(layer, one.name) == default(one)
+    ] == []
     # When it is saved and loaded
     profile.save(tmp_path / "two.json")
     # Then it is the same
@@ -69,6 +90,25 @@ def test_what_is_left_out_has_defaults() -> None:
     assert (profile.vcpus, profile.micro_batch_sizes, profile.batch_size) == ((1.0,), (1,), None)
     assert (layer.trained, layer.output_gradient, layer.step_s) == (8, 0, ())
     assert profile.step_s(0, vcpu=1) == 0
+    assert (profile.data_bytes, profile.put_cpu_s, profile.late_s, profile.measured) == (
+        0,
+        0,
+        0,
+        {},
+    )
+    assert (layer.workspace_bytes, layer.step_workspace_bytes) == (0, 0)
+
+
+def test_what_was_measured_is_a_copy() -> None:
+    # Given
+    parts = {"torch": "2.6", "sizes": (1, 2)}
+    profile = replace(two_layers(), measured=parts)
+    # When what it came from, and what it was written as, change
+    parts["torch"] = "3"
+    profile.to_dict()["measured"]["sizes"].append(3)
+    # Then the profile does not, and holds what JSON would give back
+    assert profile.measured == {"torch": "2.6", "sizes": [1, 2]}
+    assert hash(profile) == hash(two_layers())
 
 
 Change = Callable[[dict[str, Any]], object]
@@ -107,6 +147,15 @@ BAD: dict[str, tuple[Change, str]] = {
     "part of a batch": (lambda d: d.update(batch_size=1.5), "batch_size is 1.5"),
     "negative memory": (lambda d: d.update(base_memory_bytes=-1), "base_memory_bytes is -1"),
     "negative input": (lambda d: d.update(input_bytes=-1), "input_bytes is -1"),
+    "negative data": (lambda d: d.update(data_bytes=-1), "data_bytes is -1"),
+    "a negative PUT": (lambda d: d.update(put_cpu_s=-1), "put_cpu_s is -1"),
+    "a GET of a year": (lambda d: d.update(get_cpu_s=4e7), "get_cpu_s is 4.*to 31,622,400"),
+    "no time for a byte": (lambda d: d.update(put_byte_cpu_s=None), "put_byte_cpu_s is None"),
+    "a text for a byte": (lambda d: d.update(get_byte_cpu_s="1"), "get_byte_cpu_s is '1'"),
+    "noticed before": (lambda d: d.update(late_s=-0.1), "late_s is -0.1"),
+    "an infinite spread": (lambda d: d.update(spread=float("inf")), "spread is inf"),
+    "measured as a text": (lambda d: d.update(measured="now"), "measured is 'now'"),
+    "measured as nan": (lambda d: d.update(measured={"a": float("nan")}), "measured holds what"),
 }  # fmt: skip
 
 BAD_LAYERS: dict[str, tuple[Change, str]] = {
@@ -133,6 +182,8 @@ BAD_LAYERS: dict[str, tuple[Change, str]] = {
     "weights beyond any memory": (lambda d: d.update(parameter_bytes=1e19), "parameter_bytes is"),
     "negative state": (lambda d: d.update(optimizer_factor=-1), "optimizer_factor is -1"),
     "negative activations": (lambda d: d.update(activation_bytes=-1), "activation_bytes is -1"),
+    "negative workspace": (lambda d: d.update(workspace_bytes=-1), "workspace_bytes is -1"),
+    "a step in no room": (lambda d: d.update(step_workspace_bytes=-1), "step_workspace_bytes is"),
     "negative output": (lambda d: d.update(output_bytes=-1), "output_bytes is -1"),
     "a negative gradient": (lambda d: d.update(output_gradient_bytes=-1), "output_gradient"),
 }  # fmt: skip
@@ -282,8 +333,8 @@ def test_the_document_says_what_is_needed_and_what_else_is_meant(heading: str, k
     (table,) = re.findall(rf"^\| field of {heading} \|.*\n((?:\|.*\n)+)", DOCUMENT, re.M)
     told = dict(re.findall(r"^\| `(\w+)` \| [^|]+ \| `?(.+?)`? \|", table, re.M))
     assert told == {
-        field.name: "needed" if field.default is MISSING else json.dumps(field.default)
-        for field in fields(kind)
+        one.name: "needed" if default(one) is MISSING else json.dumps(default(one))
+        for one in fields(kind)
     }
 
 
