@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from funcpipe.partitioner.planner import Answer, Front
     from funcpipe.partitioner.setting import Setting
 
-__all__ = ["compare_parts", "front_parts", "scatter"]
+__all__ = ["SHAPE", "compare_parts", "front_parts", "ratio", "scatter", "shape_of_plan"]
 
 _COLUMNS, _ROWS = 64, 14
 _MOST_SHOWN = 40
@@ -44,11 +44,11 @@ def front_parts(
     )
     if front.notes:
         yield Text("\n".join(f"note: {note}" for note in front.notes))
-    table = table_of("step s", "dollars", *_SHAPE)
+    table = table_of("step s", "dollars", *SHAPE)
     places = places_of(min((one.estimate.dollars for one in front.answers), default=0.0))
     for one in _some(front.answers):
         dollars = format_dollars(one.estimate.dollars, places=places)
-        table.add_row(format_number(one.estimate.step_s), dollars, *_shape(one.plan))
+        table.add_row(format_number(one.estimate.step_s), dollars, *shape_of_plan(one.plan))
     yield table
     if len(front.answers) > _MOST_SHOWN:
         yield Text(f"{_MOST_SHOWN} of {len(front.answers):,} are shown here; --json has them all.")
@@ -69,9 +69,9 @@ def compare_parts(
     answer: Answer, baselines: Sequence[Baseline], *, width: int = WIDTH
 ) -> Iterator[RenderableType]:
     """The plan and what others would choose. Ratios are to the plan's own figures."""
-    shown = 2 if width < NARROW else len(_SHAPE)
+    shown = 2 if width < NARROW else len(SHAPE)
     names = ("step s", "ratio", "dollars", "ratio", "objective", "ratio")
-    table = table_of("plan", *names, *_SHAPE[:shown])
+    table = table_of("plan", *names, *SHAPE[:shown])
     own = answer.estimate
     places = places_of(own.dollars)
     rows: list[tuple[str, Plan | None, float, float, float]]
@@ -83,12 +83,12 @@ def compare_parts(
         table.add_row(
             name,
             format_number(step_s),
-            _ratio(step_s, own.step_s),
+            ratio(step_s, own.step_s),
             format_dollars(dollars, places=places),
-            _ratio(dollars, own.dollars),
+            ratio(dollars, own.dollars),
             format_number(value),
-            _ratio(value, answer.value),
-            *_shape(plan)[:shown],
+            ratio(value, answer.value),
+            *shape_of_plan(plan)[:shown],
         )
     yield table
     remarks = [f"{one.name}: {_remark(one)}" for one in baselines if one.why]
@@ -104,12 +104,12 @@ def _remark(one: Baseline) -> str:
     return f"its plan is beyond what may be chosen here, and only to compare with; {one.why}"
 
 
-_SHAPE = ("stages", "degrees", "memory MB", "micro-batch")
+SHAPE = ("stages", "degrees", "memory MB", "micro-batch")
 
 
-def _shape(plan: Plan | None) -> tuple[str, ...]:
+def shape_of_plan(plan: Plan | None) -> tuple[str, ...]:
     if plan is None:
-        return ("-",) * len(_SHAPE)
+        return ("-",) * len(SHAPE)
     sizes = [stage.memory_mb or 0 for stage in plan.stages]
     return (
         str(len(plan.stages)),
@@ -127,7 +127,7 @@ def _joined(numbers: Sequence[int]) -> str:
     return text if len(text) <= 11 else f"{min(numbers)}-{max(numbers)}"
 
 
-def _ratio(value: float, own: float) -> str:
+def ratio(value: float, own: float) -> str:
     ratio = value / own if own > 0 else math.nan
     if math.isnan(ratio):
         return "-"
