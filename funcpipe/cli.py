@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from funcpipe import __version__
+from funcpipe.cli_calibrate import add_calibrate
 from funcpipe.cli_doctor import add_doctor
 from funcpipe.cli_options import GROUPS, OPTIONS
 from funcpipe.cli_output import OutputLost, watched_output
@@ -289,6 +290,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_train(commands)
     add_plan(commands, _add_common)
     _add_report(commands)
+    add_calibrate(commands, _add_common, _run_folder)
     add_platforms(commands, _add_common)
     add_doctor(commands, _add_common)
     return parser

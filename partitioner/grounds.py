@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 from funcpipe.partitioner.setting import Setting
 
 __all__ = ["grounds"]
@@ -17,11 +19,25 @@ def grounds(setting: Setting) -> tuple[str, ...]:
     notes = []
     if setting.profile.source:
         notes.append(f"profile: {setting.profile.source}")
+    notes += _calibrated(setting.profile.measured.get("calibrated"))
     paths = [figure.path for figure in setting.platform.figures if not figure.is_verified]
     names = ", ".join(path for path in paths if _matters(path, setting))
     if names:
         notes.append(f"figures of {setting.platform.name} without a public source: {names}")
     return tuple(notes)
+
+
+def _calibrated(told: object) -> Iterator[str]:
+    """How far off the profile was when it was last held beside a run; the file may be anyone's."""
+    if not isinstance(told, Mapping) or not isinstance(told.get("off"), int | float):
+        return
+    run = f" {told['run']:.80}" if isinstance(told.get("run"), str) and told["run"] else ""
+    where = f" on {told['platform']:.80}" if isinstance(told.get("platform"), str) else ""
+    off = told["off"]
+    yield (
+        f"the profile was calibrated by run{run}{where}; before, it had a step {abs(off):.1%} too "
+        f"{'short' if off < 0 else 'long'}"
+    )
 
 
 def _matters(path: str, setting: Setting) -> bool:

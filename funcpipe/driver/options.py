@@ -12,6 +12,7 @@ from funcpipe.errors import PlanError, PlatformError, StoreError
 from funcpipe.partitioner.figures import as_text
 from funcpipe.partitioner.limits import MOST_COUNT, shown
 from funcpipe.partitioner.plan import Plan
+from funcpipe.partitioner.profile import ModelProfile
 
 __all__ = ["PLATFORMS", "RunOptions"]
 
@@ -22,7 +23,8 @@ SERVERS = ("auto", "minio", "seaweedfs", "juicefs")
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """plan: run exactly this; the other plan fields must then be left alone.
+    """plan: run exactly this; the other plan fields must then be left alone. profile: what it was
+    made with, if that is known; only written down in the run's folder.
 
     stages, replicas, micro_batch_size: None lets funcpipe choose. store: ``auto``, ``minio``,
     ``seaweedfs``, ``juicefs``, a directory, or an S3 URL (with `endpoint` and `region` unless it
@@ -56,6 +58,7 @@ class RunOptions:
     steps: int | None = None
     threads: int | None = None
     report_every: int = 1
+    profile: ModelProfile | None = None
 
     @staticmethod
     def of(fields: Mapping[str, Any]) -> RunOptions:
@@ -109,6 +112,8 @@ class RunOptions:
             if value is not None and value > MOST_COUNT:
                 raise PlanError(f"{name} is {shown(value)}; at most {MOST_COUNT:,} is possible")
         self._check_emulation()
+        if not isinstance(self.profile, ModelProfile | None):
+            raise PlanError(f"profile is {shown(self.profile)}; a ModelProfile or None is needed")
         if self.in_flight is not None and self.schedule != "1f1b" and self.plan is None:
             raise PlanError("in_flight belongs to the schedule 1f1b: choose that, or leave it out")
         if isinstance(self.plan, Plan) and any(stage.recompute for stage in self.plan.stages):

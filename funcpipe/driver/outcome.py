@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from funcpipe.calibration.observed import Held, Observed, observe
 from funcpipe.driver.account import Account, Tell, by_operation
 from funcpipe.driver.machine import DriverMachine
 from funcpipe.driver.options import RunOptions
@@ -46,6 +47,7 @@ class Outcome:
     bill: Bill | None = None
     emulation: dict[str, Any] | None = None
     full_share: float = 0.0
+    timeline: Mapping[str, Any] | None = None
 
     def emulated(self, host: LocalHost, dilation: Dilation, tell: Tell) -> None:
         """What runs the functions, and what of the platform is not enforced: told and kept."""
@@ -98,6 +100,7 @@ def summarise(outcome: Outcome, seconds: Mapping[str, float]) -> Summary:
             "too large by that: choose a larger --dilation, or let it do nothing else meanwhile"
         )
     bill = outcome.bill if outcome.prepared.platform.limited else None
+    seen = _seen(outcome, results)
     return Summary(
         run_id=outcome.run_id,
         status=status,
@@ -123,8 +126,23 @@ def summarise(outcome: Outcome, seconds: Mapping[str, float]) -> Summary:
         ),
         emulation=outcome.emulation,
         bill=None if bill is None else bill.to_dict(),
+        measured=None if seen is None else seen.to_dict(),
         model_path=None if outcome.model_path is None else str(outcome.model_path),
     )
+
+
+def _seen(
+    outcome: Outcome, results: Mapping[tuple[int, int], Mapping[str, Any]]
+) -> Observed | None:
+    """What a step took; None if the run ended before there were any, or was on no platform."""
+    prepared = outcome.prepared
+    if outcome.timeline is None or not prepared.platform.limited:
+        return None
+    held = [
+        Held(stage=stage, peak_bytes=result["peak_bytes"], base_bytes=result["base_bytes"])
+        for (stage, _), result in results.items()
+    ]
+    return observe(outcome.timeline, held, prepared.plan, prepared.platform)
 
 
 def _status(error: FuncpipeError | None) -> str:

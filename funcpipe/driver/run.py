@@ -22,7 +22,7 @@ from funcpipe.driver.platform import dilation_for, host_for
 from funcpipe.driver.prepare import Prepared, prepare, upload
 from funcpipe.driver.runclock import RunClock
 from funcpipe.driver.signals import Signals
-from funcpipe.driver.timelines import write_timelines
+from funcpipe.driver.timelines import timelines, write_timelines
 from funcpipe.errors import FuncpipeError, JobError, Stopped, StoreError
 from funcpipe.invocation import Invocation, RunSpec
 from funcpipe.locate import LoadedJob
@@ -90,6 +90,8 @@ def _recorded(
     try:
         prepared.plan.save(folder / "plan.json")
         _save_json(folder / "platform.json", prepared.platform.to_dict())
+        if options.profile is not None:
+            options.profile.save(folder / "profile.json")
         started = {"run_id": outcome.run_id, "job": outcome.job, "folder": str(folder)}
         tell("run_started", started | {"platform": options.platform, "store": options.store})
         tell("plan", {"plan": prepared.plan.to_dict(), "steps": prepared.num_steps})
@@ -160,9 +162,13 @@ def _run(outcome: Outcome, folder: Path, clock: RunClock, tell: Tell, signals: S
             with slowed, clock.phase("training"), signals.left_to_the_loop():
                 loop.run(_invocations(spec))
             outcome.full_share = loop.load.full_share
-            write_timelines(
-                folder / "timeline.json", spec, machine.results, dilation=dilation.factor
+            outcome.timeline = timelines(
+                spec,
+                machine.results,
+                batch_size=prepared.loaded.job.batch_size,
+                dilation=dilation.factor,
             )
+            write_timelines(folder / "timeline.json", outcome.timeline)
             with clock.phase("export"):
                 outcome.model_path = export_model(
                     store,

@@ -10,19 +10,20 @@ from typing import Any
 
 from funcpipe.invocation import RunSpec
 
-__all__ = ["write_timelines"]
+__all__ = ["timelines", "write_timelines"]
 
 FORMAT = 1
 
 
-def write_timelines(
-    path: Path,
+def timelines(
     spec: RunSpec,
     results: Mapping[tuple[int, int], Mapping[str, Any]],
     *,
+    batch_size: int,
     dilation: float = 1.0,
-) -> None:
-    """`results`: those that the functions left, by stage and replica.
+) -> dict[str, Any]:
+    """JSON-ready. results: those that the functions left, by stage and replica. batch_size: of the
+    job.
 
     `shape` and `run` give each worker's programs: `funcpipe.passes.passes`, `program_of`.
     Times are platform seconds, which take `dilation` real ones: `began_at` since a moment that all
@@ -41,8 +42,12 @@ def write_timelines(
         "num_train": spec.num_train,
         "num_eval": spec.num_eval,
         "num_steps": spec.num_steps,
+        "batch_size": batch_size,
         "micro_batch_size": spec.plan.micro_batch_size,
         "report_every": spec.report_every,
     }
-    content = {"format": FORMAT, "shape": asdict(spec.shape), "run": run, "workers": workers}
+    return {"format": FORMAT, "shape": asdict(spec.shape), "run": run, "workers": workers}
+
+
+def write_timelines(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, separators=(",", ":")), encoding="utf-8")

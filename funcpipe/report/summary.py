@@ -75,6 +75,10 @@ class Summary:
                 figures of the price that no public source was found for)
     bill        what `funcpipe.partitioner.pricing.Bill.to_dict` gives: total and charges
 
+    measured    of steady steps, on a platform: what `funcpipe.calibration.observed.Observed.
+                to_dict` gives (step_s, dollars, and seconds and memory of each stage), to be held
+                beside plan["predicted"]
+
     Version 1 had neither emulation nor bill.
     """
 
@@ -102,6 +106,7 @@ class Summary:
     model_path: str | None = None
     emulation: Mapping[str, Any] | None = None
     bill: Mapping[str, Any] | None = None
+    measured: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if self.version != VERSION:
@@ -110,6 +115,8 @@ class Summary:
             raise ValueError(f"status must be one of {STATUSES}, not {self.status!r}")
         if self.bill is not None:
             Bill.from_dict(self.bill)
+        if not isinstance(self.measured, Mapping | None):
+            raise ValueError(f"measured must be a mapping or None, not {self.measured!r}")
         if not isinstance(self.emulation, Mapping | None):
             raise ValueError(f"emulation must be a mapping or None, not {self.emulation!r}")
         if (self.error is not None) != (self.status == "failed"):

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from funcpipe.errors import revive
 from funcpipe.partitioner.pricing import Bill
+from funcpipe.report.beside import beside_table, rows_of_run
 from funcpipe.report.bill import bill_tables
 from funcpipe.report.summary import FunctionSummary, Summary
 from funcpipe.report.units import format_bytes, format_dollars, format_number
@@ -60,6 +61,9 @@ def _parts(summary: Summary, width: int) -> Iterator[RenderableType]:
     if summary.error is not None:
         yield Padding(_error_text(summary.error), (0, 0, 0, 2))
     yield _facts(summary)
+    beside = rows_of_run(summary.plan.get("predicted"), summary.measured)
+    if beside:
+        yield beside_table(beside)
     if summary.requests_by_kind:
         yield _requests_by_kind(summary.requests_by_kind)
     if summary.status != "done":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from funcpipe.driver.timelines import write_timelines
+from funcpipe.driver.timelines import timelines, write_timelines
 from funcpipe.invocation import RunSpec
 from funcpipe.partitioner.plan import Plan, StagePlan
 from funcpipe.store.open import StoreSpec
@@ -44,7 +44,7 @@ def test_the_file_says_who_did_what_and_under_which_plan(tmp_path: Path) -> None
         (0, 1): {"began_at": 10.0, "timeline": [row], "usage": {}},
     }
     path = tmp_path / "timeline.json"
-    write_timelines(path, SPEC, results)
+    write_timelines(path, timelines(SPEC, results, batch_size=20))
     # then the file holds the rows by function, and the plan and the passes they belong to
     assert json.loads(path.read_text(encoding="utf-8")) == {
         "format": 1,
@@ -59,6 +59,7 @@ def test_the_file_says_who_did_what_and_under_which_plan(tmp_path: Path) -> None
             "num_train": 100,
             "num_eval": 10,
             "num_steps": 7,
+            "batch_size": 20,
             "micro_batch_size": 4,
             "report_every": 2,
         },
