@@ -13,7 +13,7 @@ from funcpipe.cli_plan_file import check_output, is_stdout, write_output
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from funcpipe.calibrating import Calibration
+    from funcpipe.calibration.folder import Calibration
 
 __all__ = ["add_calibrate"]
 
@@ -61,7 +61,7 @@ def add_calibrate(
 
 
 def _calibrate(arguments: argparse.Namespace, run_folder: Callable[[str], Path]) -> int:
-    from funcpipe.calibrating import calibrate_run
+    from funcpipe.calibration.folder import calibrate_run
 
     if arguments.output is not None and is_stdout(arguments.output):
         arguments.parser.error(

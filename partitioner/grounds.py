@@ -35,10 +35,8 @@ def _calibrated(told: object) -> Iterator[str]:
     where = f" on {told['platform']:.80}" if isinstance(told.get("platform"), str) else ""
     off = told["off"]
     yield (
-        f"the profile was calibrated by run{run}{where}, whose steps took {1 / (1 + off):.3g} times "
-        "as long as predicted"
-        if off > -1
-        else f"the profile was calibrated by run{run}{where}"
+        f"the profile was calibrated by run{run}{where}; before, it had a step {abs(off):.1%} too "
+        f"{'short' if off < 0 else 'long'}"
     )
 
 

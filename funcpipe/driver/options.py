@@ -113,9 +113,7 @@ class RunOptions:
                 raise PlanError(f"{name} is {shown(value)}; at most {MOST_COUNT:,} is possible")
         self._check_emulation()
         if not isinstance(self.profile, ModelProfile | None):
-            raise PlanError(
-                f"the profile is {shown(self.profile)}; expected a ModelProfile or None"
-            )
+            raise PlanError(f"profile is {shown(self.profile)}; a ModelProfile or None is needed")
         if self.in_flight is not None and self.schedule != "1f1b" and self.plan is None:
             raise PlanError("in_flight belongs to the schedule 1f1b: choose that, or leave it out")
         if isinstance(self.plan, Plan) and any(stage.recompute for stage in self.plan.stages):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from funcpipe.calibration.observed import Held, Observed, observe
 from funcpipe.driver.account import Account, Tell, by_operation
 from funcpipe.driver.machine import DriverMachine
 from funcpipe.driver.options import RunOptions

@@ -57,7 +57,7 @@ def beside_table(rows: Sequence[Beside]) -> Table:
 
 def rows_of_run(predicted: object, measured: Mapping[str, Any] | None) -> list[Beside]:
     """Of a run's summary. predicted: of its plan, whose file may be anyone's: only numbers count;
-    measured: `funcpipe.observed.Observed.to_dict`. Empty where one of the two is missing."""
+    measured: its own. Empty where one of the two is missing."""
     if not isinstance(predicted, Mapping) or measured is None:
         return []
     rows = [

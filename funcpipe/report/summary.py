@@ -75,9 +75,9 @@ class Summary:
                 figures of the price that no public source was found for)
     bill        what `funcpipe.partitioner.pricing.Bill.to_dict` gives: total and charges
 
-    measured    of steady steps, on a platform: what `funcpipe.observed.Observed.to_dict` gives
-                (step_s, dollars, and seconds and memory of each stage), to be held beside
-                plan["predicted"]
+    measured    of steady steps, on a platform: what `funcpipe.calibration.observed.Observed.
+                to_dict` gives (step_s, dollars, and seconds and memory of each stage), to be held
+                beside plan["predicted"]
 
     Version 1 had neither emulation nor bill.
     """

@@ -43,20 +43,18 @@ ARROWS: dict[str, str] = {
     "schedule store sync usercode wire",
     "functions": "worker",
     "planning": "partitioner",
-    "observed": "partitioner report.critical schedule",
-    "calibration": "observed partitioner report.beside schedule",
-    "calibrating": "calibration observed partitioner report",
+    "calibration": "partitioner report schedule",
     "report": "partitioner schedule",
     "deploy": "bundle driver.host keys partitioner store",
     "emulator": "clock driver.host keys partitioner store worker.context",
-    "driver": "bundle clock control deploy emulator invocation job keys locate model observed "
-    "partitioner passes report sameness schedule store sync usercode wire",
+    "driver": "bundle calibration.observed clock control deploy emulator invocation job keys locate "
+    "model partitioner passes report sameness schedule store sync usercode wire",
     "api": "bundle driver job locate model partitioner planning report store usercode",
     "cli": "api cli_calibrate cli_doctor cli_options cli_output cli_plan cli_platforms report",
     "cli_output": "",
     "cli_options": "partitioner.limits",
     "cli_plan": "cli_plan_file cli_plan_options partitioner planning report",
-    "cli_calibrate": "calibrating cli_plan_file report",
+    "cli_calibrate": "calibration cli_plan_file report",
     "cli_plan_file": "partitioner.limits",
     "cli_plan_options": "cli_options partitioner.limits",
     "cli_platforms": "partitioner.curve partitioner.figures partitioner.limits "
@@ -77,13 +75,8 @@ SDK_USERS = ("store/s3*.py", "store/oss*.py", "deploy/*.py", "emulator/server.py
 # What `import` of these brings must hold neither torch, nor an SDK, nor a solver.
 LIGHT_PACKAGES = ("", ".partitioner", ".schedule", ".store", ".report", ".deploy", ".functions")
 LIGHT_MODULES = (".job", ".locate", ".bundle", ".cli", ".api", ".sync.plan", ".emulator.server")
-LIGHT_MODULES += (
-    ".planning",
-    ".calibrating",
-    ".partitioner.planner",
-    ".report.plan_text",
-    ".report.front_text",
-)
+LIGHT_MODULES += (".planning", ".partitioner.planner", ".report.plan_text", ".report.front_text")
+LIGHT_MODULES += (".calibration.folder",)
 
 
 @dataclass(frozen=True)
