@@ -26,6 +26,7 @@ ARROWS: dict[str, str] = {
     "schedule": "sync.plan",
     "control": "keys store",
     "invocation": "control keys partitioner.plan schedule store",
+    "profiletask": "keys store",
     "passes": "job model.sampling schedule",
     "sameness": "job model wire",
     "partitioner": "schedule",
@@ -39,15 +40,15 @@ ARROWS: dict[str, str] = {
     "wire": "store",
     "model": "job usercode",
     "sync": "keys schedule store wire",
-    "worker": "bundle clock control invocation job keys model partitioner.plan passes sameness "
-    "schedule store sync usercode wire",
+    "worker": "bundle clock control invocation job keys model partitioner.plan passes profiletask "
+    "sameness schedule store sync usercode wire",
     "functions": "worker",
     "planning": "partitioner",
     "report": "partitioner schedule",
     "deploy": "bundle driver.host keys partitioner store",
     "emulator": "clock driver.host keys partitioner store worker.context",
     "driver": "bundle clock control deploy emulator invocation job keys locate model partitioner "
-    "passes report sameness schedule store sync usercode wire",
+    "passes profiletask report sameness schedule store sync usercode wire",
     "api": "bundle driver job locate model partitioner planning report store usercode",
     "cli": "api cli_doctor cli_options cli_output cli_plan cli_platforms report",
     "cli_output": "",
