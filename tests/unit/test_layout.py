@@ -27,6 +27,8 @@ ARROWS: dict[str, str] = {
     "control": "keys store",
     "invocation": "control keys partitioner.plan schedule store",
     "profiletask": "keys store",
+    "profiles": "partitioner.platform partitioner.profile",
+    "codeprint": "usercode",
     "passes": "job model.sampling schedule",
     "sameness": "job model wire",
     "partitioner": "schedule",
@@ -47,8 +49,8 @@ ARROWS: dict[str, str] = {
     "report": "partitioner schedule",
     "deploy": "bundle driver.host keys partitioner store",
     "emulator": "clock driver.host keys partitioner store worker.context",
-    "driver": "bundle clock control deploy emulator invocation job keys locate model partitioner "
-    "passes profiletask report sameness schedule store sync usercode wire",
+    "driver": "bundle clock codeprint control deploy emulator invocation job keys locate model "
+    "partitioner passes profiles profiletask report sameness schedule store sync usercode wire",
     "api": "bundle driver job locate model partitioner planning report store usercode",
     "cli": "api cli_doctor cli_options cli_output cli_plan cli_platforms report",
     "cli_output": "",
@@ -68,7 +70,15 @@ BARE_NAMES = frozenset({"partitioner", "functions", "deploy"})
 
 # Modules that never import torch or an SDK, not even inside a function.
 PURE = ("partitioner/*.py", "schedule/*.py", "sync/plan.py", "*/state.py", "*/machine.py")
-PURE += ("errors.py", "keys.py", "report/*.py", "store/*.py")
+PURE += (
+    "errors.py",
+    "keys.py",
+    "profiles.py",
+    "codeprint.py",
+    "driver/attempts.py",
+    "report/*.py",
+    "store/*.py",
+)
 # Only these may import an SDK.
 SDK_USERS = ("store/s3*.py", "store/oss*.py", "deploy/*.py", "emulator/server.py")
 # What `import` of these brings must hold neither torch, nor an SDK, nor a solver.
