@@ -1,4 +1,4 @@
-"""The file that ``funcpipe plan -o`` writes: checked before the search, written after it."""
+"""The file that ``-o`` of a command writes: checked before its work, written after it."""
 
 from __future__ import annotations
 
@@ -16,29 +16,28 @@ _STDOUT = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 _MOST_LINKS = 40  # more than the system follows
 
 
-def check_output(name: str, profile: str) -> None:
-    """`PlanError` if no plan can be written there: before the search, not after it.
+def check_output(name: str, read: str, *, what: str = "plan", source: str = "the profile") -> None:
+    """`PlanError` if nothing can be written there: before the work, not after it.
 
-    profile: the file that is read, which no plan may replace.
+    read: the file that is read, which must not be replaced; `source` in words. what: is written.
     """
     if not name or "\0" in name:
         found = "its name has a NUL byte in it" if name else "its name is empty"
-        raise PlanError(f"cannot write the plan to {shown(name)}: {found}; name a file")
+        raise PlanError(f"cannot write the {what} to {shown(name)}: {found}; name a file")
     path = Path(name)
     try:
         if path.is_dir():
-            raise PlanError(f"cannot write the plan to {path}: it is a folder; name a file in it")
-        if path.exists() and path.samefile(profile):
+            raise PlanError(f"cannot write the {what} to {path}: it is a folder; name a file in it")
+        if path.exists() and os.path.exists(read) and path.samefile(read):
             raise PlanError(
-                f"cannot write the plan to {path}: it is the profile that is read; name another "
-                "file"
+                f"cannot write the {what} to {path}: it is {source} that is read; name another file"
             )
         if path.exists() and not path.is_file():
             return
         with tempfile.NamedTemporaryFile(dir=_target(path).parent, prefix=".plan-"):
             pass
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise _unwritable(path, error, what) from error
 
 
 def is_stdout(name: str) -> bool:
@@ -52,7 +51,7 @@ def is_stdout(name: str) -> bool:
     return False
 
 
-def write_output(path: Path, text: str) -> None:
+def write_output(path: Path, text: str, *, what: str = "plan") -> None:
     """All of it or nothing. A device or a pipe is written into, a link's target is replaced."""
     try:
         if path.exists() and not path.is_file():
@@ -69,7 +68,7 @@ def write_output(path: Path, text: str) -> None:
             os.unlink(name)
             raise
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise _unwritable(path, error, what) from error
 
 
 def _target(path: Path) -> Path:
@@ -89,5 +88,5 @@ def _mode_of(path: Path) -> int:
     return 0o666 & ~mask
 
 
-def _unwritable(path: Path, error: OSError) -> PlanError:
-    return PlanError(f"cannot write the plan to {path}: {error.strerror or error}")
+def _unwritable(path: Path, error: OSError, what: str) -> PlanError:
+    return PlanError(f"cannot write the {what} to {path}: {error.strerror or error}")

@@ -52,11 +52,12 @@ ARROWS: dict[str, str] = {
     "driver": "bundle clock codeprint control deploy emulator invocation job keys locate model "
     "partitioner passes profiles profiletask report sameness schedule store sync usercode wire",
     "api": "bundle driver job locate model partitioner planning report store usercode",
-    "cli": "api cli_doctor cli_options cli_output cli_plan cli_platforms report",
+    "cli": "api cli_doctor cli_options cli_output cli_plan cli_platforms cli_profile report",
     "cli_output": "",
     "cli_options": "partitioner.limits",
     "cli_plan": "cli_plan_file cli_plan_options partitioner planning report",
     "cli_plan_file": "partitioner.limits",
+    "cli_profile": "api cli_options cli_plan_file driver.profiling report",
     "cli_plan_options": "cli_options partitioner.limits",
     "cli_platforms": "partitioner.curve partitioner.figures partitioner.limits "
     "partitioner.platform",
