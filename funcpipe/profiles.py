@@ -106,7 +106,7 @@ def assemble(
         vcpus=tuple(point.vcpu for point in ordered),
         micro_batch_sizes=full.sizes,
         batch_size=batch_size,
-        base_memory_bytes=_most(results, "base_bytes"),
+        base_memory_bytes=max(map(_base_of, results)),
         data_bytes=_most(results, "data_bytes"),
         input_bytes=_most(results, "input_bytes"),
         late_s=late_s,
@@ -133,7 +133,7 @@ def _layers_at(point: Point) -> list[dict[str, Any]]:
 
 def _has_bytes(point: Point) -> bool:
     return all(
-        any(result["layers"][0]["parameter_bytes"] is not None for result in copies)
+        any(result["layers"][0].get("parameter_bytes") is not None for result in copies)
         for copies in point.ranges
     )
 
@@ -149,6 +149,12 @@ def _bytes_at(point: Point) -> list[dict[str, float]]:
 
 def _most(results: Iterable[Result], key: str) -> float:
     return max((one[key] for one in results if one.get(key) is not None), default=0)
+
+
+def _base_of(result: Result) -> float:
+    """What a function held before the model, and what came on top of it whatever the samples."""
+    spare = _most(result["layers"], "fixed_workspace_bytes")
+    return float(result["base_bytes"] + (result.get("fixed_bytes") or 0) + spare)
 
 
 def _filled(
@@ -180,6 +186,8 @@ def _told(point: Point) -> dict[str, Any]:
         "functions": max(len(copies) for copies in point.ranges),
         "layer_ranges": [len(copies[0]["layers"]) for copies in point.ranges],
         "passes": list(first["passes"]),
+        "base_bytes": _most(point.results, "base_bytes"),
+        "fixed_bytes": _most(point.results, "fixed_bytes"),
         "spread": median(result["spread"] for result in point.results),
     }
 

@@ -18,11 +18,11 @@ class Attempt:
 
 
 def smaller(
-    attempt: Attempt, failed: int, reached: int | None, *, complete: bool, costs: Sequence[float]
+    attempt: Attempt, failed: int, reached: int, *, complete: bool, costs: Sequence[float]
 ) -> Attempt | None:
     """The attempt after one whose range number `failed` did not fit; None: nothing fits.
 
-    reached: the micro-batch size at which it ended, if that is known. complete: whether all sizes
+    reached: the micro-batch size at which it ended. complete: whether all sizes
     are wanted here, because no other memory size has been measured yet: then layers are spread
     over more functions first, and sizes are only left out when a single layer is too large. Where
     they are known from elsewhere, they are left out first. costs: of each layer, by which a range
@@ -32,8 +32,7 @@ def smaller(
     split = replace(
         attempt, ranges=(*attempt.ranges[:failed], *halves, *attempt.ranges[failed + 1 :])
     )
-    least = attempt.sizes[-1] if reached is None else reached
-    kept = tuple(size for size in attempt.sizes if size < least)
+    kept = tuple(size for size in attempt.sizes if size < reached)
     fewer = replace(attempt, sizes=kept) if kept else None
     wanted = (split, fewer) if complete else (fewer, split)
     for one in wanted:

@@ -14,7 +14,7 @@ from funcpipe.driver.attempts import Attempt, smaller
 from funcpipe.driver.host import Exit, FunctionHost
 from funcpipe.driver.lost import BROKEN_LIMITS, Exited, lost
 from funcpipe.emulator.dilation import Dilation
-from funcpipe.errors import FuncpipeError, FunctionLost, ObjectMissing, Stopped, revive
+from funcpipe.errors import FuncpipeError, FunctionLost, ObjectMissing, OutOfMemory, Stopped, revive
 from funcpipe.partitioner.platform import PlatformSpec
 from funcpipe.profiles import Point
 from funcpipe.profiletask import ProfileTask
@@ -27,8 +27,8 @@ Tell = Callable[[str, Mapping[str, Any]], None]
 """Takes an event's name and its fields."""
 
 WARMUP = 2
-LEAST_REAL_S = 1.0
-"""Of measuring one size, in seconds of this machine: ten periods of a quota of CPU time."""
+LEAST_REAL_S = 0.5
+"""Of measuring one size, in seconds of this machine: some periods of a quota of CPU time."""
 LOOK_S = 0.1
 LOOKS_PER_GET = 5
 
@@ -58,10 +58,18 @@ class Bench:
     held: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """What is measured beside times. memory: also, all sizes are wanted, as nothing is known yet."""
+
+    memory: bool = False
+    transport: bool = False
+
+
 class _TooSmall(Exception):
     """Functions of a memory size could not hold what they were to measure, or took too long."""
 
-    def __init__(self, exited: Exit, layers: tuple[int, int], reached: int | None) -> None:
+    def __init__(self, exited: Exit, layers: tuple[int, int], reached: int) -> None:
         super().__init__(exited.detail)
         self.exited = exited
         self.layers = layers
@@ -73,42 +81,63 @@ class _Crowded(Exception):
 
 
 def measure(bench: Bench, tiers: Sequence[int], sizes: Sequence[int]) -> list[Point]:
-    """A point for each memory size that can hold a layer; the largest one tells of bytes too.
+    """A point for each memory size that can hold a layer; the largest one tells of bytes too, and
+    one of them of requests.
 
     Raises what a function raised, and OutOfMemory or TimeLimitExceeded if nothing fits anywhere.
     """
     attempt = Attempt(memory_mb=max(tiers), sizes=tuple(sizes), ranges=((0, len(bench.costs)),))
+    transport_mb = _transport_tier(bench.platform, tiers)
     points: list[Point] = []
     for number, memory_mb in enumerate(sorted(tiers, reverse=True)):
         attempt = replace(attempt, memory_mb=memory_mb)
-        bench.tell(
-            "profile_point",
-            {"memory_mb": memory_mb, "vcpu": bench.platform.vcpu(memory_mb), "number": number + 1,
-             "total": len(tiers), "sizes": list(attempt.sizes)},
-        )  # fmt: skip
-        found = _measure_point(bench, attempt, first=not points)
+        _tell_point(bench, attempt, number=number + 1, total=len(tiers))
+        asked = _Asked(memory=not points, transport=memory_mb == transport_mb)
+        found = _measure_point(bench, attempt, asked)
         if found is None:
             left = ", ".join(str(size) for size in sorted(tiers) if size <= memory_mb)
             _note(bench, f"not even one layer fits into {memory_mb} MB; not measured: {left} MB")
             break
-        point, attempt, copies = found
         # With less memory no more fits.
+        point, attempt, copies = found
         bench = replace(bench, copies=copies)
         points.append(point)
+    if transport_mb < points[-1].memory_mb:
+        found = _measure_point(
+            bench, replace(attempt, memory_mb=points[-1].memory_mb), _Asked(transport=True)
+        )
+        points[-1:] = [found[0]] if found is not None else points[-1:]
     return points
 
 
+def _transport_tier(platform: PlatformSpec, tiers: Sequence[int]) -> int:
+    """The smallest memory size with a whole CPU: the network of larger ones is emulated slower."""
+    return min((size for size in tiers if platform.vcpu(size) >= 1), default=max(tiers))
+
+
+def _tell_point(bench: Bench, attempt: Attempt, *, number: int, total: int) -> None:
+    told = {
+        "memory_mb": attempt.memory_mb,
+        "vcpu": bench.platform.vcpu(attempt.memory_mb),
+        "number": number,
+        "total": total,
+        "sizes": list(attempt.sizes),
+    }
+    bench.tell("profile_point", told)
+
+
 def _measure_point(
-    bench: Bench, attempt: Attempt, *, first: bool
+    bench: Bench, attempt: Attempt, asked: _Asked
 ) -> tuple[Point, Attempt, int] | None:
-    """With what fits into one memory size; None: not even a layer. Raises that if it is `first`."""
+    """With what fits into one memory size; None: not even a layer, which the first size raises."""
+    first = asked.memory
     done: dict[tuple[int, int], tuple[Mapping[str, Any], ...]] = {}
     copies = bench.copies
     while True:
         try:
             for layers in attempt.ranges:
                 if layers not in done:
-                    done[layers] = _measure_range(bench, attempt, layers, first, copies)
+                    done[layers] = _measure_range(bench, attempt, layers, asked, copies)
             break
         except _Crowded:
             copies = 1
@@ -136,7 +165,7 @@ def _measure_point(
 
 
 def _measure_range(
-    bench: Bench, attempt: Attempt, layers: tuple[int, int], first: bool, copies: int
+    bench: Bench, attempt: Attempt, layers: tuple[int, int], asked: _Asked, copies: int
 ) -> tuple[Mapping[str, Any], ...]:
     """The results of all functions that measure these layers at once."""
     dilation = bench.dilation(attempt.memory_mb, copies)
@@ -153,8 +182,8 @@ def _measure_range(
             warmup=WARMUP,
             repeats=bench.repeats,
             least_s=LEAST_REAL_S / dilation.factor,
-            memory=first,
-            transport=first and layers[0] == 0,
+            memory=asked.memory,
+            transport=asked.transport and layers[0] == 0,
             token=secrets.token_hex(8),
         )
         for _ in range(copies)
@@ -219,8 +248,7 @@ class _Watch:
 
     def _result(self, task: ProfileTask, exited: Exit) -> Mapping[str, Any]:
         if exited.reason in BROKEN_LIMITS:
-            layers = (task.first_layer, task.stop_layer)
-            raise _TooSmall(exited, layers, self._size.get(task.token))
+            raise self._too_small(task, exited)
         if exited.reason == "done":
             result = self._read(task.run.profile_result(task.token))
             if result is not None:
@@ -231,10 +259,20 @@ class _Watch:
             )
         told = self._read(task.run.profile_fault(task.token))
         if told is not None:
-            raise _placeless(revive(told))
+            error = _placeless(revive(told))
+            if isinstance(error, OutOfMemory):
+                exited = replace(exited, reason="out-of-memory", detail=error.message)
+                raise self._too_small(task, exited) from error
+            raise error
         if exited.reason == "killed" and not exited.detail and len(self._tasks) > 1:
             raise _Crowded
         raise _explained(exited, self._attempt, (task.first_layer, task.stop_layer))
+
+    def _too_small(self, task: ProfileTask, exited: Exit) -> _TooSmall:
+        """With the first size that it has not said to be done with, or the last one."""
+        left = [size for size in task.sizes if size > self._size.get(task.token, 0)]
+        reached = left[0] if left else task.sizes[-1]
+        return _TooSmall(exited, (task.first_layer, task.stop_layer), reached)
 
     def _read(self, key: str) -> Any:
         try:

@@ -32,7 +32,7 @@ def layer_result(index: int, sizes: Iterable[int], *, memory: bool, scale: float
         "forward_s": [scale * (index + 1) * size * 0.001 for size in sizes],
         "backward_s": [scale * (index + 1) * size * 0.002 for size in sizes],
         "step_s": scale * 0.01 * (index + 1),
-        **(sized if memory else dict.fromkeys(sized)),
+        **(sized if memory else {}),
     }
 
 
@@ -69,7 +69,7 @@ class MadeUpHost:
     """Runs each function at once: it leaves its result, or ends as `fate` says for its task.
 
     fate: (task, memory in MB) -> None for a result, or the reason of another end and the
-    micro-batch size at which it came (None: before it said any).
+    micro-batch size at which it came (None: at the first one).
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class MadeUpHost:
         task = ProfileTask.from_dict(json.loads(payload))
         assert memory_mb is not None
         self.tasks.append((task, memory_mb))
-        reason, reached = self._fate(task, memory_mb) or ("done", task.sizes[-1])
+        reason, reached = self._fate(task, memory_mb) or ("done", task.sizes[-1] + 1)
         self._progress(task, reached)
         if reason == "done":
             found = result(
@@ -116,7 +116,7 @@ class MadeUpHost:
         return task.token
 
     def _progress(self, task: ProfileTask, reached: int | None) -> None:
-        sizes = [size for size in task.sizes if reached is not None and size <= reached]
+        sizes = [size for size in task.sizes if reached is not None and size < reached]
         for number, size in enumerate(sizes):
             key = task.run.profile_progress(task.token, number)
             self._put(key, {"size": size, "done": number})
