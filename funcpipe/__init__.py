@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from funcpipe.api import evaluate, pareto, plan, reference, train
+    from funcpipe.api import evaluate, pareto, plan, profile, reference, train
     from funcpipe.errors import FuncpipeError
     from funcpipe.job import Job
     from funcpipe.partitioner.plan import Plan
@@ -28,6 +28,7 @@ _EXPORTS = {
     "evaluate": "funcpipe.api",
     "pareto": "funcpipe.api",
     "plan": "funcpipe.api",
+    "profile": "funcpipe.api",
     "reference": "funcpipe.api",
     "train": "funcpipe.api",
 }
@@ -42,6 +43,7 @@ __all__ = [
     "evaluate",
     "pareto",
     "plan",
+    "profile",
     "reference",
     "train",
 ]

@@ -13,6 +13,7 @@ from funcpipe.locate import LoadedJob, importing_job, load_job, located
 from funcpipe.usercode import inside_function
 
 if TYPE_CHECKING:
+    from funcpipe.driver.profiling import Profiled
     from funcpipe.model.reference import Reference
     from funcpipe.partitioner.cost import Estimate
     from funcpipe.partitioner.objective import Objective
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from funcpipe.partitioner.profile import ModelProfile
     from funcpipe.report.summary import Summary
 
-__all__ = ["evaluate", "pareto", "plan", "reference", "train"]
+__all__ = ["evaluate", "pareto", "plan", "profile", "profiled", "reference", "train"]
 
 
 def train(
@@ -40,11 +41,7 @@ def train(
 
     Raises `FuncpipeError` for whatever ended the run; nothing of it is running by then.
     """
-    if inside_function() or importing_job():
-        raise JobError(
-            "fp.train was called while the job file was being imported; put the call under "
-            "if __name__ == '__main__': so that functions can import the job without training it"
-        )
+    _refuse_inside("train")
     from funcpipe.driver.options import RunOptions
     from funcpipe.driver.run import execute
     from funcpipe.partitioner.plan import Plan
@@ -54,6 +51,51 @@ def train(
         options["plan"] = _loaded_plan(plan)
     chosen = RunOptions.of(options)
     return execute(_loaded(job), chosen, listener=on_event)
+
+
+def profile(
+    job: Job | str,
+    *,
+    fresh: bool = False,
+    on_event: Callable[[Mapping[str, Any]], None] | None = None,
+    **options: Any,
+) -> ModelProfile:
+    """What the layers of `job` take, measured on functions of an emulated platform, for `plan`.
+
+    A profile is kept on this machine, and measured again when the model, the shapes of the data,
+    the platform or this machine has changed, or if it is to be `fresh`. on_event: called with what
+    happens meanwhile. options: the fields of `funcpipe.driver.profile_options.ProfileOptions`,
+    such as ``emulate="aws-lambda"``, ``tiers_mb=(1769, 3538)``, ``micro_batch_sizes=(4, 16)``.
+    """
+    return profiled(job, fresh=fresh, on_event=on_event, **options).profile
+
+
+def profiled(
+    job: Job | str,
+    *,
+    fresh: bool = False,
+    on_event: Callable[[Mapping[str, Any]], None] | None = None,
+    **options: Any,
+) -> Profiled:
+    """As `profile`, with whether it was kept, where it is, and why it was measured."""
+    _refuse_inside("profile")
+    from funcpipe.driver.profile_options import ProfileOptions
+    from funcpipe.driver.profiling import profile_job
+
+    chosen = ProfileOptions.of({**options, **_as_text(options, "emulate")})
+    return profile_job(_loaded(job), chosen, listener=on_event, fresh=fresh)
+
+
+def _as_text(options: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {name: _text(options[name])} if name in options else {}
+
+
+def _refuse_inside(name: str) -> None:
+    if inside_function() or importing_job():
+        raise JobError(
+            f"fp.{name} was called while the job file was being imported; put the call under "
+            "if __name__ == '__main__': so that functions can import the job without training it"
+        )
 
 
 def reference(

@@ -23,6 +23,7 @@ from funcpipe.cli_options import GROUPS, OPTIONS
 from funcpipe.cli_output import OutputLost, watched_output
 from funcpipe.cli_plan import add_plan
 from funcpipe.cli_platforms import add_platforms
+from funcpipe.cli_profile import add_profile
 from funcpipe.errors import FuncpipeError, Stopped
 
 if TYPE_CHECKING:
@@ -288,6 +289,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"funcpipe {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_train(commands)
+    add_profile(commands, _add_common)
     add_plan(commands, _add_common)
     _add_report(commands)
     add_calibrate(commands, _add_common, _run_folder)

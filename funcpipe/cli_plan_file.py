@@ -1,4 +1,4 @@
-"""The file that ``funcpipe plan -o`` writes: checked before the search, written after it."""
+"""The file that ``-o`` of a command writes: checked before its work, written after it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _STDOUT = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 _MOST_LINKS = 40  # more than the system follows
 
 
-def check_output(name: str, profile: str, *, what: str = "plan") -> None:
-    """`PlanError` if no plan can be written there: before the search, not after it.
+def check_output(name: str, read: str, *, what: str = "plan", source: str = "the profile") -> None:
+    """`PlanError` if nothing can be written there: before the work, not after it.
 
-    profile: the file that is read, which must not be replaced. what: else than a plan is written.
+    read: the file that is read, which must not be replaced; `source` in words. what: is written.
     """
     if not name or "\0" in name:
         found = "its name has a NUL byte in it" if name else "its name is empty"
@@ -28,10 +28,9 @@ def check_output(name: str, profile: str, *, what: str = "plan") -> None:
     try:
         if path.is_dir():
             raise PlanError(f"cannot write the {what} to {path}: it is a folder; name a file in it")
-        if path.exists() and path.samefile(profile):
+        if path.exists() and os.path.exists(read) and path.samefile(read):
             raise PlanError(
-                f"cannot write the {what} to {path}: it is the profile that is read; name another "
-                "file"
+                f"cannot write the {what} to {path}: it is {source} that is read; name another file"
             )
         if path.exists() and not path.is_file():
             return

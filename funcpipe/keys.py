@@ -12,6 +12,11 @@ objects as files and cannot hold both.
     RUN/model/manifest.json              what the layers are
     RUN/model/l00007.safetensors         initial weights of a layer
     RUN/final/l00007.safetensors         trained weights of a layer
+    RUN/profile/result/TOKEN.json        what the function of that token measured
+    RUN/profile/fault/TOKEN.json         why it could not
+    RUN/profile/report/TOKEN.00000012    how far it is, in sequence
+    RUN/profile/act/00007.00016          an activation of 16 samples that layer 7 takes
+    RUN/profile/part/TOKEN.4096          an object of 4,096 bytes, sent to see what that takes
     RUN/a0001/lease/S.R.SEGMENT          who runs stage S, replica R
     RUN/a0001/fault/first.json           the first error of the attempt
     RUN/a0001/report/S.R.00000012.json   progress of a worker, in sequence
@@ -58,6 +63,21 @@ class Run:
 
     def final_layer(self, index: int) -> str:
         return f"{self.root}/final/l{index:05d}.safetensors"
+
+    def profile_result(self, token: str) -> str:
+        return f"{self.root}/profile/result/{token}.json"
+
+    def profile_fault(self, token: str) -> str:
+        return f"{self.root}/profile/fault/{token}.json"
+
+    def profile_progress(self, token: str, number: int) -> str:
+        return f"{self.root}/profile/report/{token}.{number:08d}"
+
+    def profile_value(self, layer: int, size: int) -> str:
+        return f"{self.root}/profile/act/{layer:05d}.{size:05d}"
+
+    def profile_probe(self, token: str, num_bytes: int) -> str:
+        return f"{self.root}/profile/part/{token}.{num_bytes}"
 
     def attempt(self, number: int) -> Attempt:
         return Attempt(f"{self.root}/a{number:04d}")

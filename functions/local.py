@@ -91,11 +91,21 @@ def _tell(status: int | None, **facts: object) -> None:
 
 
 def _work(frame: bytes, meter: int | None) -> int:
+    from funcpipe.worker import entry
     from funcpipe.worker.context import Context
-    from funcpipe.worker.entry import main as work
 
     told: dict[str, Any] = json.loads(frame)
-    return work(told["payload"], Context.from_dict(told["surroundings"], meter=meter))
+    payload, context = told["payload"], Context.from_dict(told["surroundings"], meter=meter)
+    match payload.get("task"):
+        case None:
+            return entry.main(payload, context)
+        case "profile":
+            from funcpipe.worker import profiler  # training functions do not wait for this import
+
+            return profiler.main(payload, context)
+        case other:
+            print(f"this function knows no task {other!r}: deploy again", flush=True)
+            return 1
 
 
 def main() -> int:

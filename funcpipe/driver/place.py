@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
 from funcpipe.driver.options import SERVERS, RunOptions
 from funcpipe.emulator.server import RunningServer, start_server
 from funcpipe.errors import FuncpipeError, FunctionLost, StoreError
+from funcpipe.store.base import ObjectStore
 from funcpipe.store.credentials import Credentials
 from funcpipe.store.open import StoreSpec
 
-__all__ = ["Place", "known_secrets", "open_place"]
+__all__ = ["Place", "known_secrets", "open_place", "sweep"]
 
 
 _PROFILE_FILES = {
@@ -129,6 +131,14 @@ def open_place(options: RunOptions, stack: ExitStack) -> Place:
         name = str(Path(name).absolute())
     spec = StoreSpec(url=name, endpoint=options.endpoint, region=options.region)
     return Place(spec=spec, kind=kind)
+
+
+def sweep(store: ObjectStore, root: str, tell: Callable[[str, Mapping[str, Any]], None]) -> None:
+    """Remove all that a run put into a store that goes on living."""
+    try:
+        store.delete(list(store.list(f"{root}/")))
+    except StoreError as error:
+        tell("note", {"text": f"objects may be left under {root}/: {error}", "level": "warning"})
 
 
 def known_secrets() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from funcpipe.model.chain import Chain, chain_of, parameters_of
 from funcpipe.model.optimizer import make_optimizer
 from funcpipe.model.preview import weigh_layers
 from funcpipe.model.sampling import Fetcher
+from funcpipe.model.values import tensors_in
 from funcpipe.model.weights import make_manifest, pack_layer
 from funcpipe.partitioner.plan import Plan, StagePlan, even_plan
 from funcpipe.partitioner.platform import PlatformSpec
@@ -36,8 +38,18 @@ from funcpipe.usercode import user_code
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-__all__ = ["Prepared", "choose_plan", "layers_text", "prepare", "store_model", "upload"]
+__all__ = [
+    "ONE_AT_A_TIME",
+    "Prepared",
+    "choose_plan",
+    "layers_text",
+    "prepare",
+    "store_model",
+    "upload",
+]
 
+# Models are built and tried under seeds of the process's own random generators.
+ONE_AT_A_TIME = threading.Lock()
 DEFAULT_STAGES = 2
 DEFAULT_MICRO_BATCHES = 4
 
@@ -46,7 +58,8 @@ DEFAULT_MICRO_BATCHES = 4
 class Prepared:
     """A job that has been looked at from all sides and planned; nothing is stored yet.
 
-    largest: bytes of the largest object that a function of each stage moves in a step.
+    largest: bytes of the largest object that a function of each stage moves in a step. costs: of
+    each layer, relative ones. shapes: of a sample's input and target, as text.
     """
 
     loaded: LoadedJob
@@ -61,6 +74,8 @@ class Prepared:
     platform: PlatformSpec
     largest: tuple[float, ...] = ()
     caveats: tuple[str, ...] = ()
+    costs: tuple[float, ...] = ()
+    shapes: str = ""
 
 
 def prepare(loaded: LoadedJob, options: RunOptions) -> Prepared:
@@ -101,6 +116,8 @@ def prepare(loaded: LoadedJob, options: RunOptions) -> Prepared:
         platform=platform,
         largest=largest_objects(plan, chain, [one.output_bytes / sample.size for one in weights]),
         caveats=(*caveats(chain), *plan_caveats(options, platform, job.batch_size)),
+        costs=tuple(one.cost for one in weights),
+        shapes=f"{_shapes(sample.inputs)} -> {_shapes(sample.target)}",
     )
 
 
@@ -110,6 +127,13 @@ class _Sample:
     inputs: Any
     target: Any
     prints: Sequence[str]
+
+
+def _shapes(value: Any) -> str:
+    """Of one sample: ``float32[1, 8, 8]``, those of several tensors joined."""
+    return ", ".join(
+        f"{str(one.dtype).removeprefix('torch.')}{list(one.shape[1:])}" for one in tensors_in(value)
+    )
 
 
 def _look_at_data(loaded: LoadedJob, options: RunOptions) -> tuple[int, int, _Sample]:

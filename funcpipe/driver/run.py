@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -17,13 +16,13 @@ from funcpipe.driver.loop import Loop, Tell
 from funcpipe.driver.machine import DriverMachine
 from funcpipe.driver.options import RunOptions
 from funcpipe.driver.outcome import Outcome, summarise
-from funcpipe.driver.place import Place, known_secrets, open_place
+from funcpipe.driver.place import Place, known_secrets, open_place, sweep
 from funcpipe.driver.platform import dilation_for, host_for
-from funcpipe.driver.prepare import Prepared, prepare, upload
+from funcpipe.driver.prepare import ONE_AT_A_TIME, Prepared, prepare, upload
 from funcpipe.driver.runclock import RunClock
 from funcpipe.driver.signals import Signals
 from funcpipe.driver.timelines import timelines, write_timelines
-from funcpipe.errors import FuncpipeError, JobError, Stopped, StoreError
+from funcpipe.errors import FuncpipeError, JobError, Stopped
 from funcpipe.invocation import Invocation, RunSpec
 from funcpipe.locate import LoadedJob
 from funcpipe.report.events import EventLog
@@ -38,9 +37,6 @@ _IGNORES_CONDITIONS = (
     "waiting instead, which is weaker, and two drivers on one run would not notice each other"
 )
 
-# Models are built and tried under seeds of the process's own random generators.
-_ONE_AT_A_TIME = threading.Lock()
-
 Listener = Callable[[Mapping[str, Any]], None]
 """Takes one event, as it is written to the run folder."""
 
@@ -54,7 +50,7 @@ def execute(loaded: LoadedJob, options: RunOptions, *, listener: Listener | None
     """
     clock = RunClock()
     with Signals() as signals:
-        with clock.phase("setup"), signals.breaking_in(), _ONE_AT_A_TIME:
+        with clock.phase("setup"), signals.breaking_in(), ONE_AT_A_TIME:
             prepared = prepare(loaded, options)
         run_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
         folder = _make_folder(options.run_dir or Path("runs") / run_id)
@@ -131,7 +127,7 @@ def _run(outcome: Outcome, folder: Path, clock: RunClock, tell: Tell, signals: S
             stack.callback(store.close)
             outcome.usage = store.counts
         try:
-            with clock.phase("setup"), _ONE_AT_A_TIME:
+            with clock.phase("setup"), ONE_AT_A_TIME:
                 spec = _fill(outcome, place, store, stack, tell)
             dilation = dilation_for(
                 prepared.plan,
@@ -188,7 +184,7 @@ def _fill(outcome: Outcome, place: Place, store: Metered, stack: ExitStack, tell
     root = f"runs/{outcome.run_id}"
     capabilities = probe(store, root)
     if not place.own:
-        stack.callback(_sweep, store, root, tell)
+        stack.callback(sweep, store, root, tell)
     outcome.if_absent = capabilities.if_absent
     tell("store_ready", {"store": place.kind, "if_absent": capabilities.if_absent})
 
@@ -224,14 +220,6 @@ def _invocations(spec: RunSpec) -> list[Invocation]:
         Invocation(spec=spec, stage=stage, replica=replica, token=secrets.token_hex(16))
         for stage, replica in spec.shape.workers()
     ]
-
-
-def _sweep(store: Metered, root: str, tell: Tell) -> None:
-    """Remove all that the run put into a store that goes on living."""
-    try:
-        store.delete(list(store.list(f"{root}/")))
-    except StoreError as error:
-        tell("note", {"text": f"objects may be left under {root}/: {error}", "level": "warning"})
 
 
 def _make_folder(folder: Path) -> Path:

@@ -64,6 +64,18 @@ class Signals:
         if self.interrupted.is_set():
             raise Stopped("interrupted")
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Within `breaking_in`, in the main thread: a signal waits, and raises at the end."""
+        breaking, self._breaking = self._breaking, False
+        try:
+            yield
+        finally:
+            self._breaking = breaking
+        if breaking and self.interrupted.is_set():
+            self._breaking = False
+            raise Stopped("interrupted")
+
     def _receive(self, number: int, _: object) -> None:
         self.interrupted.set()
         if not self._breaking:

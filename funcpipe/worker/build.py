@@ -27,7 +27,7 @@ from funcpipe.worker.memory import resident_bytes
 if TYPE_CHECKING:
     from funcpipe.job import Job
 
-__all__ = ["BuiltStage", "DataCost", "build_stage", "fetch_job"]
+__all__ = ["BuiltStage", "DataCost", "build_stage", "fetch_bundle", "fetch_job"]
 
 
 @dataclass
@@ -109,10 +109,15 @@ class BuiltStage:
 
 def fetch_job(spec: RunSpec, store: ObjectStore, folder: Path) -> Job:
     """The user's job from its bundle, unpacked into `folder`, which becomes the working folder."""
-    data = store.get(spec.run.bundle(spec.digest))
-    bundle.unpack(data, digest=spec.digest, folder=folder)
+    key = spec.run.bundle(spec.digest)
+    return fetch_bundle(store, key, digest=spec.digest, entry=spec.entry, folder=folder)
+
+
+def fetch_bundle(store: ObjectStore, key: str, *, digest: str, entry: str, folder: Path) -> Job:
+    """`fetch_job` of a bundle by its key."""
+    bundle.unpack(store.get(key), digest=digest, folder=folder)
     os.chdir(folder)
-    return bundle.load_unpacked(folder, spec.entry)
+    return bundle.load_unpacked(folder, entry)
 
 
 def build_stage(

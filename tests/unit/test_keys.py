@@ -15,6 +15,11 @@ def every_key() -> dict[str, str]:
         "fault": attempt.fault(),
         "report": attempt.report(0, 1, 12),
         "result": attempt.result(0, 1),
+        "resultPass": run.profile_result("t"),
+        "faultPass": run.profile_fault("t"),
+        "reportPass": run.profile_progress("t", 12),
+        "actPass": run.profile_value(7, 16),
+        "partPass": run.profile_probe("t", 4096),
     }
     for one in (attempt.training(3), attempt.evaluation(3)):
         named |= {f"act{one}": one.activation(0, 3), f"grad{one}": one.gradient(0, 3)}

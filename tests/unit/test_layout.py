@@ -26,6 +26,9 @@ ARROWS: dict[str, str] = {
     "schedule": "sync.plan",
     "control": "keys store",
     "invocation": "control keys partitioner.plan schedule store",
+    "profiletask": "keys store",
+    "profiles": "partitioner.platform partitioner.profile",
+    "codeprint": "usercode",
     "passes": "job model.sampling schedule",
     "sameness": "job model wire",
     "partitioner": "schedule",
@@ -39,23 +42,26 @@ ARROWS: dict[str, str] = {
     "wire": "store",
     "model": "job usercode",
     "sync": "keys schedule store wire",
-    "worker": "bundle clock control invocation job keys model partitioner.plan passes sameness "
-    "schedule store sync usercode wire",
+    "worker": "bundle clock control invocation job keys model partitioner.plan passes profiletask "
+    "sameness schedule store sync usercode wire",
     "functions": "worker",
     "planning": "partitioner",
     "calibration": "partitioner report schedule",
     "report": "partitioner schedule",
     "deploy": "bundle driver.host keys partitioner store",
     "emulator": "clock driver.host keys partitioner store worker.context",
-    "driver": "bundle calibration.observed clock control deploy emulator invocation job keys locate "
-    "model partitioner passes report sameness schedule store sync usercode wire",
+    "driver": "bundle calibration.observed clock codeprint control deploy emulator invocation job keys "
+    "locate model partitioner passes planning profiles profiletask report sameness schedule store sync "
+    "usercode wire",
     "api": "bundle driver job locate model partitioner planning report store usercode",
-    "cli": "api cli_calibrate cli_doctor cli_options cli_output cli_plan cli_platforms report",
+    "cli": "api cli_calibrate cli_doctor cli_options cli_output cli_plan cli_plan_options cli_platforms "
+    "cli_profile report",
     "cli_output": "",
     "cli_options": "partitioner.limits",
     "cli_plan": "cli_plan_file cli_plan_options partitioner planning report",
     "cli_calibrate": "calibration cli_plan_file report",
     "cli_plan_file": "partitioner.limits",
+    "cli_profile": "api cli_options cli_plan_file driver.profiling report",
     "cli_plan_options": "cli_options partitioner.limits",
     "cli_platforms": "partitioner.curve partitioner.figures partitioner.limits "
     "partitioner.platform",
@@ -69,7 +75,15 @@ BARE_NAMES = frozenset({"partitioner", "functions", "deploy"})
 
 # Modules that never import torch or an SDK, not even inside a function.
 PURE = ("partitioner/*.py", "schedule/*.py", "sync/plan.py", "*/state.py", "*/machine.py")
-PURE += ("errors.py", "keys.py", "report/*.py", "store/*.py")
+PURE += (
+    "errors.py",
+    "keys.py",
+    "profiles.py",
+    "codeprint.py",
+    "driver/attempts.py",
+    "report/*.py",
+    "store/*.py",
+)
 # Only these may import an SDK.
 SDK_USERS = ("store/s3*.py", "store/oss*.py", "deploy/*.py", "emulator/server.py")
 # What `import` of these brings must hold neither torch, nor an SDK, nor a solver.
