@@ -73,6 +73,17 @@ def _counts(text: str) -> tuple[int, ...]:
         ) from None
 
 
+def _stage_numbers(text: str) -> str | tuple[int, ...]:
+    if text in ("none", "all"):
+        return text
+    try:
+        return tuple(read_count(part.strip(), least=0) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"expected none, all, or numbers of stages from 0 such as 0,2; found {shown(text)}"
+        ) from None
+
+
 # The fields of `RunOptions` in funcpipe.driver.options, each under its own name: a test compares.
 GROUPS: dict[str, dict[str, dict[str, Any]]] = {
     "the plan": {
@@ -89,6 +100,9 @@ GROUPS: dict[str, dict[str, dict[str, Any]]] = {
                       "and backward at the first stage (default: the number of stages)"},
         "sync": {"choices": ("pipelined", "three-phase"), "help": "how replicas of a stage add up "
                  "their gradients (default: pipelined)"},
+        "recompute": {"type": _stage_numbers, "metavar": "none|all|S[,S..]", "help": "stages, "
+                      "counted from 0, that compute activations again in the backward instead of "
+                      "keeping them: less memory, one more forward (default: none)"},
         "memory_mb": {"type": _counts, "metavar": "MB[,MB..]", "help": "memory of each function: "
                       "one number for all stages, or one each; its share of a CPU grows with it "
                       "(default: the platform's, such as 1769)"},

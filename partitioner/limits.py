@@ -56,11 +56,11 @@ def is_version(value: object, known: int) -> bool:
     return type(value) is int and value == known
 
 
-def read_count(text: str) -> int:
-    """The whole number from 1 to `MOST_COUNT` that a text of digits stands for; or ValueError."""
+def read_count(text: str, *, least: int = 1) -> int:
+    """The whole number from `least` to `MOST_COUNT` that a text of digits is; or ValueError."""
     if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS:
         value = int(text)
-        if is_count(value):
+        if is_count(value, least):
             return value
     raise ValueError
 

@@ -10,13 +10,14 @@ from typing import Any
 
 from funcpipe.errors import PlanError, PlatformError, StoreError
 from funcpipe.partitioner.figures import as_text
-from funcpipe.partitioner.limits import MOST_COUNT, shown
+from funcpipe.partitioner.limits import MOST_COUNT, is_count, shown
 from funcpipe.partitioner.plan import Plan
 from funcpipe.partitioner.profile import ModelProfile
 
 __all__ = ["PLATFORMS", "RunOptions"]
 
 PLATFORMS = ("local",)
+RECOMPUTE = ("none", "all")
 SERVERS = ("auto", "minio", "seaweedfs", "juicefs")
 """Stores that are started for the run; anything else is a place that already exists."""
 
@@ -28,8 +29,9 @@ class RunOptions:
 
     stages, replicas, micro_batch_size: None lets funcpipe choose. store: ``auto``, ``minio``,
     ``seaweedfs``, ``juicefs``, a directory, or an S3 URL (with `endpoint` and `region` unless it
-    is AWS). steps: stop after so many training steps. threads: of each function; None: what the
-    platform gives a function of its memory.
+    is AWS). recompute: ``none``, ``all``, or the numbers of the stages that compute activations
+    again in the backward instead of keeping them. steps: stop after so many training steps.
+    threads: of each function; None: what the platform gives a function of its memory.
 
     emulate: the platform that ``local`` emulates, by name or as a file; ``none``: no limits and no
     prices. set: figures of it to change, such as {"network.latency_s": "0.05"}. memory_mb: of each
@@ -45,6 +47,7 @@ class RunOptions:
     schedule: str | None = None
     in_flight: int | None = None
     sync: str | None = None
+    recompute: str | tuple[int, ...] | None = None
     memory_mb: tuple[int, ...] | None = None
     platform: str = "local"
     emulate: str = "aws-lambda"
@@ -80,6 +83,7 @@ class RunOptions:
                 )
             elif value is not None:
                 chosen[name] = tuple(value)
+        chosen["recompute"] = _stage_numbers(chosen.get("recompute"))
         if isinstance(chosen.get("emulate"), Path):
             chosen["emulate"] = str(chosen["emulate"])
         if isinstance(chosen.get("set"), Mapping):
@@ -116,11 +120,7 @@ class RunOptions:
             raise PlanError(f"profile is {shown(self.profile)}; a ModelProfile or None is needed")
         if self.in_flight is not None and self.schedule != "1f1b" and self.plan is None:
             raise PlanError("in_flight belongs to the schedule 1f1b: choose that, or leave it out")
-        if isinstance(self.plan, Plan) and any(stage.recompute for stage in self.plan.stages):
-            raise PlanError(
-                "the plan computes activations again in the backward (`recompute`), which funcpipe "
-                "cannot run yet; plan again with --recompute never"
-            )
+        _check_recompute(self.recompute)
         chosen = [name for name in _PLANNED if getattr(self, name) is not None]
         if self.plan is not None and chosen:
             raise PlanError(
@@ -161,6 +161,27 @@ class RunOptions:
             )
 
 
+def _stage_numbers(value: Any) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return (value,)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _check_recompute(value: object) -> None:
+    if value is None or (isinstance(value, str) and value in RECOMPUTE):
+        return
+    if (
+        not isinstance(value, tuple)
+        or not value
+        or not all(is_count(number, 0) for number in value)
+        or len(set(value)) < len(value)
+    ):
+        raise PlanError(
+            f"recompute is {shown(value)}; give 'none', 'all', or the numbers of the stages, each "
+            "once, counted from 0: (0, 2)"
+        )
+
+
 def _check_store(store: str, *, remote: bool) -> None:
     if remote and not store.startswith("s3://"):
         raise StoreError(
@@ -181,4 +202,4 @@ def _check_store(store: str, *, remote: bool) -> None:
         )
 
 
-_PLANNED = ("stages", "replicas", "micro_batch_size", "schedule", "in_flight", "sync")
+_PLANNED = ("stages", "replicas", "micro_batch_size", "schedule", "in_flight", "sync", "recompute")

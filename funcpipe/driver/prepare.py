@@ -224,7 +224,7 @@ def choose_plan(job: Job, options: RunOptions, weights: list[float]) -> Plan:
             )
         return options.plan
     num_stages = options.stages or min(DEFAULT_STAGES, num_layers)
-    return even_plan(
+    plan = even_plan(
         weights,
         num_stages=num_stages,
         replicas=options.replicas or (1,),
@@ -233,6 +233,25 @@ def choose_plan(job: Job, options: RunOptions, weights: list[float]) -> Plan:
         in_flight=options.in_flight,
         sync=options.sync or "pipelined",
     )
+    again = _recomputing(options.recompute, num_stages)
+    stages = [replace(stage, recompute=k in again) for k, stage in enumerate(plan.stages)]
+    return replace(plan, stages=tuple(stages))
+
+
+def _recomputing(chosen: str | tuple[int, ...] | None, num_stages: int) -> set[int]:
+    """The numbers of the stages that recompute."""
+    if chosen is None or chosen == "none":
+        return set()
+    known = set(range(num_stages))
+    if isinstance(chosen, str):
+        return known
+    if unknown := sorted(set(chosen) - known):
+        stages = "stage 0 alone" if num_stages == 1 else f"stages 0 to {num_stages - 1}"
+        raise PlanError(
+            f"recompute names stage {unknown[0]}, but the plan has {stages}; name those that are "
+            "to recompute, or say 'all'"
+        )
+    return set(chosen)
 
 
 def _micro_batch_size(job: Job, options: RunOptions) -> int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from funcpipe.errors import ModelError
 from funcpipe.model import rng
@@ -21,8 +21,9 @@ from funcpipe.model.losses import (
     evaluate_metrics,
 )
 from funcpipe.model.optimizer import make_optimizer
+from funcpipe.model.rerun import ModuleState, Snapshot, twin
 from funcpipe.model.tensors import slots
-from funcpipe.model.values import check_value, map_leaves, map_tensors, paired
+from funcpipe.model.values import check_value, map_leaves, map_tensors, paired, tensors_in
 
 if TYPE_CHECKING:
     from funcpipe.job import Job
@@ -56,6 +57,29 @@ class _InFlight:
     inputs: Any
     outputs: Any
 
+    @property
+    def has_graph(self) -> bool:
+        return any(True for _ in tensors_in(self.outputs))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Call:
+    """A forward pass: what `Stage.forward` was given."""
+
+    step: int
+    micro_batch: int
+    value: Any
+    scale: float
+    target: Any
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Again:
+    """What a forward pass leaves that is run again: `call`, and what it changed, as it was."""
+
+    call: _Call
+    state: Snapshot
+
 
 class Stage:
     """Consecutive layers of a model of `num_layers`, trained as a part of the whole.
@@ -63,9 +87,15 @@ class Stage:
     For each step: `forward` and, in the schedule's order, `backward` for each micro-batch of this
     replica; then, once ``gradients.buffers`` hold the sums over all replicas, `step`. One thread
     at a time may use a stage. Exceptions of user code pass, with a note that names the layer.
+
+    With `recompute`, a micro-batch between its passes keeps what was received and no activations:
+    `backward` computes them again, from the same random numbers, buffers and attributes. Results,
+    gradients and what is left in the layers are the same bits.
     """
 
-    def __init__(self, layers: Sequence[Layer], *, job: Job, num_layers: int) -> None:
+    def __init__(
+        self, layers: Sequence[Layer], *, job: Job, num_layers: int, recompute: bool = False
+    ) -> None:
         indices = [layer.index for layer in layers]
         if not indices or indices != list(range(indices[0], indices[0] + len(indices))):
             raise ValueError(f"a stage needs consecutive layers, not {indices}")
@@ -74,7 +104,9 @@ class Stage:
         self.is_first = indices[0] == 0
         self.is_last = indices[-1] == num_layers - 1
         self._job = job
-        self._in_flight: dict[int, _InFlight] = {}
+        self._in_flight: dict[int, _InFlight | _Again] = {}
+        self._recompute = recompute
+        self._state = ModuleState(self._modules())
         self._training: bool | None = None
         named = parameters_of(self.layers)
         self.gradients = FlatGradients(named)
@@ -87,9 +119,16 @@ class Stage:
             if slot.tensor.layout is torch.strided
         }
 
+    def _modules(self) -> list[nn.Module]:
+        """All that run: the layers', and the loss's where it is a module."""
+        found = [module for layer in self.layers for module in layer.module.modules()]
+        if self.is_last and isinstance(self._job.loss, nn.Module):
+            found += self._job.loss.modules()
+        return found
+
     @property
     def num_in_flight(self) -> int:
-        """Micro-batches whose activations are kept for a backward pass."""
+        """Micro-batches between their forward and their backward pass."""
         return len(self._in_flight)
 
     def forward(
@@ -105,28 +144,62 @@ class Stage:
         """
         if micro_batch in self._in_flight:
             raise ValueError(f"micro-batch {micro_batch} is already in flight")
+        call = _Call(step=step, micro_batch=micro_batch, value=value, scale=scale, target=target)
+        kept: _InFlight | _Again
+        kept, result = self._compute_first(call) if self._recompute else self._compute(call)
+        self._in_flight[micro_batch] = kept
+        return result
+
+    def _compute(self, call: _Call) -> tuple[_InFlight, Any]:
+        """Run a micro-batch forward; its graph, and what `forward` returns."""
         self._set_training(True)
+        value: Any = call.value
         inputs: Any = None
+        seed, step, micro_batch = self._job.seed, call.step, call.micro_batch
         with rng.preserved(), torch.enable_grad():
             if not self.is_first:
                 value = map_tensors(value, _as_leaf)
                 inputs = map_leaves(value, _wanting_or_none)
                 value = map_tensors(value, _entered)
             for layer in self.layers:
-                rng.scope(self._job.seed, step, micro_batch, layer.index)
+                rng.scope(seed, step, micro_batch, layer.index)
                 value = self._run(layer, value)
             if not self.is_last:
                 outputs = map_leaves(value, _wanting_or_none)
-                self._in_flight[micro_batch] = _InFlight(inputs=inputs, outputs=outputs)
-                return self._sendable(value)
-            rng.scope(self._job.seed, step, micro_batch, self.num_layers)
+                return _InFlight(inputs=inputs, outputs=outputs), self._sendable(value)
+            rng.scope(seed, step, micro_batch, self.num_layers)
             scaled, share = None, 0.0
-            if scale != 0:
-                loss = checked_loss(self._job, value, target, step=step, micro_batch=micro_batch)
-                scaled = loss * scale
+            if call.scale != 0:
+                loss = checked_loss(
+                    self._job, value, call.target, step=step, micro_batch=micro_batch
+                )
+                scaled = loss * call.scale
                 share = float(scaled.detach())
-        self._in_flight[micro_batch] = _InFlight(inputs=inputs, outputs=scaled)
-        return share
+        return _InFlight(inputs=inputs, outputs=scaled), share
+
+    def _compute_first(self, call: _Call) -> tuple[_InFlight | _Again, Any]:
+        """As `_compute`, without the graph, which is made again when it is needed.
+
+        It is made here, too, and let go: with gradients switched off, layers could compute in
+        another way, and what wants a gradient would not be known. The layers may change the copy
+        that they get; what was received is as it was when they run again.
+        """
+        value, target = twin((call.value, call.target))
+        before = self._state.take()
+        kept, result = self._compute(replace(call, value=value, target=target))
+        self._state.let_go()
+        if not kept.has_graph:
+            return _InFlight(inputs=map_leaves(kept.inputs, _nothing), outputs=None), result
+        return _Again(call=call, state=self._state.changed(before)), result
+
+    def _compute_again(self, again: _Again) -> _InFlight:
+        """The graph of a micro-batch that has been forward; the layers are left as they are."""
+        now = self._state.take()
+        self._state.put(again.state)
+        try:
+            return self._compute(again.call)[0]
+        finally:
+            self._state.put(now)
 
     def backward(self, *, micro_batch: int, gradient: Any = None) -> Any:
         """Run a micro-batch backward, adding to `gradients`, and free what its forward pass kept.
@@ -136,6 +209,10 @@ class Stage:
         first one.
         """
         kept = self._in_flight.pop(micro_batch)
+        if isinstance(kept, _Again):
+            if not self.is_last and not any(True for _ in tensors_in(gradient)):
+                return None if self.is_first else map_leaves(kept.call.value, _nothing)
+            kept = self._compute_again(kept)
         if self.is_last:
             if kept.outputs is not None:
                 torch.autograd.backward(kept.outputs)
@@ -234,3 +311,7 @@ def _entered(tensor: Tensor) -> Tensor:
 
 def _wanting_or_none(leaf: Any) -> Tensor | None:
     return leaf if isinstance(leaf, Tensor) and leaf.requires_grad else None
+
+
+def _nothing(_leaf: Any) -> None:
+    return None

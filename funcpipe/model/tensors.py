@@ -18,12 +18,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Kind", "Slot", "fill", "hidden_tensors", "slots", "storage_key"]
+__all__ = ["MODULE_FIELDS", "Kind", "Slot", "fill", "hidden_tensors", "slots", "storage_key"]
 
 Kind = Literal["parameter", "buffer", "attribute"]
 Step = str | int
 
-_MODULE_FIELDS = frozenset(nn.Module().__dict__)
+MODULE_FIELDS = frozenset(nn.Module().__dict__)
 _MAX_DEPTH = 8
 
 
@@ -74,7 +74,7 @@ def slots(module: nn.Module) -> Iterator[Slot]:
                     persistent=name not in owner._non_persistent_buffers_set,
                 )
         for name, value in owner.__dict__.items():
-            if name in _MODULE_FIELDS:
+            if name in MODULE_FIELDS:
                 continue
             for path, tensor in _inside(value, (name,)):
                 trail = "/".join(str(step) for step in path)

@@ -184,6 +184,11 @@ def _plan_text(plan: Mapping[str, Any]) -> str:
         )
     if "sync" in plan:
         parts.append(f"{plan['sync']} synchronisation")
+    again = [k for k, stage in enumerate(plan.get("stages", ())) if stage.get("recompute")]
+    if again:
+        every = len(again) == len(degrees)
+        stages = "every stage recomputes" if every else f"recomputing stages {_joined(again)}"
+        parts.append(stages)
     return ", ".join(parts) or "none"
 
 

@@ -85,7 +85,8 @@ class BuiltStage:
             )
 
     def backward(self, k: int, gradient: Any) -> Any:
-        with user_code("the model's backward", roots=self.roots):
+        # A stage that recomputes runs the model and the loss here, too.
+        with user_code("the model's backward", roots=self.roots, loss=self.job.loss):
             return self.stage.backward(micro_batch=k, gradient=gradient)
 
     def step(self, one: Pass) -> None:
@@ -142,7 +143,7 @@ def build_stage(
     with user_code("building the model", roots=roots):
         layers = load_layers(job, manifest, place.first_layer, place.stop_layer, fetch)
     with user_code("making the optimiser", roots=roots):
-        stage = Stage(layers, job=job, num_layers=spec.plan.num_layers)
+        stage = Stage(layers, job=job, num_layers=spec.plan.num_layers, recompute=place.recompute)
     if settings:
         there = settings["optimizers"][invocation.stage]
         check_same("the optimiser", optimizer_settings(stage.optimizer), there)

@@ -75,6 +75,18 @@ def with_dropout() -> list[nn.Module]:
     ]
 
 
+def with_batch_norm() -> list[nn.Module]:
+    """Buffers that each forward pass updates; with stages cut evenly, one begins in place."""
+    return [
+        nn.Linear(WIDTH, WIDTH),
+        nn.BatchNorm1d(WIDTH),
+        nn.ReLU(inplace=True),
+        nn.Dropout(0.3),
+        nn.BatchNorm1d(WIDTH, momentum=None),
+        nn.Linear(WIDTH, CLASSES),
+    ]
+
+
 def with_frozen_first() -> list[nn.Module]:
     layers = plain()
     for parameter in layers[0].parameters():

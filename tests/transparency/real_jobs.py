@@ -22,3 +22,4 @@ nested = jobs.job(
     **measured,
 )
 frozen = jobs.job(jobs.with_frozen_first, train_data=partial(jobs.data, 19))
+normalised = jobs.job(jobs.with_batch_norm, **measured)

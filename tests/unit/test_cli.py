@@ -153,7 +153,7 @@ def test_every_option_reaches_the_run(train: FakeTrain) -> None:
         "--sync three-phase --platform local --store s3://b/p --endpoint http://h --region r "
         "--threads 2 --run-dir d --steps 5 --report-every 2 --memory-mb 512,512,1024 "
         "--emulate mine.json --set network.latency_s=0.05 --set time.limit_s=60 --dilation 2.5 "
-        "--emulate-seed 7"
+        "--emulate-seed 7 --recompute 0,2"
     )
     # When
     assert cli.main(["train", "pkg.mod:attr", *given.split()]) == 0
@@ -181,6 +181,7 @@ def test_every_option_reaches_the_run(train: FakeTrain) -> None:
         set={"network.latency_s": "0.05", "time.limit_s": "60"},
         dilation=2.5,
         emulate_seed=7,
+        recompute=(0, 2),
     )
     assert {item.name for item in fields(RunOptions)} - options.keys() == {"plan", "profile"}
 
@@ -211,6 +212,11 @@ def test_the_examples_in_the_help_are_understood(
         ("train job.py --steps -1", "--steps"),
         ("train job.py --replicas 2,x", "such as 2,1; found '2,x'"),
         ("train job.py --plan=", "--plan: expected the name of a file, found an empty one"),
+        (
+            "train job.py --recompute some",
+            "--recompute: expected none, all, or numbers of stages from 0 such as 0,2",
+        ),
+        ("train job.py --recompute 0,-1", "--recompute: expected none, all, or numbers of stages"),
         ("train job.py --dilation 1_0", "--dilation: expected a number, found '1_0'"),
         ("train job.py --emulate-seed 1_0", "--emulate-seed: expected a whole number of at most"),
         ("train job.py --schedule gpip", "'gpip'"),

@@ -46,6 +46,14 @@ def test_a_platform_s_file_may_be_a_path() -> None:
         ({"emulate": "none", "memory_mb": 512}, PlatformError, "memory_mb with emulate='none'"),
         ({"emulate": "none", "dilation": 2}, PlatformError, "dilation with emulate='none'"),
         ({"emulate": "none", "set": {"time.limit_s": 5}}, PlatformError, "set with emulate="),
+        ({"recompute": True}, PlanError, "recompute is True; give 'none', 'all', or the numbers"),
+        ({"recompute": "always"}, PlanError, "recompute is 'always'"),
+        ({"recompute": ()}, PlanError, r"recompute is \(\)"),
+        ({"recompute": -1}, PlanError, r"recompute is \(-1,\)"),
+        ({"recompute": (0, 1.0)}, PlanError, r"recompute is \(0, 1.0\)"),
+        ({"recompute": [0, [1]]}, PlanError, r"recompute is \(0, \[1\]\)"),
+        ({"recompute": (0, 0)}, PlanError, r"each once, counted from 0"),
+        ({"recompute": {0}}, PlanError, "recompute is {0}"),
     ],
 )
 def test_what_cannot_be_is_refused(
@@ -53,3 +61,10 @@ def test_what_cannot_be_is_refused(
 ) -> None:
     with pytest.raises(kind, match=told):
         RunOptions.of(fields)
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"), [("all", "all"), ("none", "none"), (1, (1,)), ([0, 2], (0, 2)), (0, (0,))]
+)
+def test_stages_that_recompute_are_named_in_one_way(given: object, taken: object) -> None:
+    assert RunOptions.of({"recompute": given}).recompute == taken

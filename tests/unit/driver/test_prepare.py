@@ -261,11 +261,38 @@ def test_what_a_plan_was_not_made_for_is_told(
     assert all(part in text for part, text in zip(told, found, strict=True))
 
 
-def test_a_plan_that_recomputes_is_refused() -> None:
+def test_a_plan_that_recomputes_is_taken_as_it_is() -> None:
     plan = planned_for()
-    again = replace(plan, stages=(replace(plan.stages[0], recompute=True),))
-    with pytest.raises(PlanError, match="--recompute never"):
-        RunOptions(plan=again)
+    again = replace(plan, stages=(replace(plan.stages[0], recompute=True), *plan.stages[1:]))
+    assert RunOptions(plan=again).plan is again
+    with pytest.raises(PlanError, match="a plan was given, and recompute beside it"):
+        RunOptions(plan=again, recompute="none")
+
+
+@pytest.mark.parametrize(
+    ("recompute", "again"),
+    [
+        (None, [False] * 3),
+        ("none", [False] * 3),
+        ("all", [True] * 3),
+        ((2, 0), [True, False, True]),
+        (1, [False, True, False]),
+    ],
+)
+def test_stages_recompute_as_the_user_says(recompute: object, again: list[bool]) -> None:
+    plan = chosen(stages=3, recompute=recompute)
+    assert [stage.recompute for stage in plan.stages] == again
+    assert [stage.stop_layer for stage in plan.stages] == [
+        stage.stop_layer for stage in chosen(stages=3).stages
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stages", "told"), [(2, "the plan has stages 0 to 1"), (1, "the plan has stage 0 alone")]
+)
+def test_a_stage_that_is_not_there_cannot_recompute(stages: int, told: str) -> None:
+    with pytest.raises(PlanError, match=f"recompute names stage 2, but {told}; .* 'all'"):
+        chosen(stages=stages, recompute=(0, 2))
 
 
 def test_a_model_that_must_be_built_whole_is_said_so(file: Path) -> None:

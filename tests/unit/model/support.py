@@ -65,12 +65,12 @@ class Trace:
     stages: list[Stage] = field(default_factory=list)
 
 
-def make_stages(job: Any, cuts: Sequence[int]) -> list[Stage]:
+def make_stages(job: Any, cuts: Sequence[int], *, recompute: bool = False) -> list[Stage]:
     """Stages that begin at layer 0 and at each of `cuts`."""
     layers = chain_of(build_model(job)).layers
     bounds = [0, *cuts, len(layers)]
     return [
-        Stage(layers[start:stop], job=job, num_layers=len(layers))
+        Stage(layers[start:stop], job=job, num_layers=len(layers), recompute=recompute)
         for start, stop in itertools.pairwise(bounds)
     ]
 
