@@ -13,6 +13,8 @@ from funcpipe.locate import LoadedJob, importing_job, load_job, located
 from funcpipe.usercode import inside_function
 
 if TYPE_CHECKING:
+    from funcpipe.driver.auto import Chosen
+    from funcpipe.driver.options import RunOptions
     from funcpipe.driver.profiling import Profiled
     from funcpipe.model.reference import Reference
     from funcpipe.partitioner.cost import Estimate
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from funcpipe.partitioner.profile import ModelProfile
     from funcpipe.report.summary import Summary
 
-__all__ = ["evaluate", "pareto", "plan", "profile", "profiled", "reference", "train"]
+__all__ = ["choose", "evaluate", "pareto", "plan", "profile", "profiled", "reference", "train"]
 
 
 def train(
@@ -37,20 +39,61 @@ def train(
     on_event: called with every event of the run, as `funcpipe.report.events` lists them.
     options: the fields of `funcpipe.driver.options.RunOptions`, such as ``stages=2``,
     ``replicas=(2,)``, ``micro_batch_size=8``, ``store="auto"``, ``run_dir="out"``; ``plan`` may
-    be a `Plan` or the path of one.
+    be a `Plan` or the path of one. With no plan and none of `funcpipe.driver.options.SHAPE`, the
+    job is profiled (as `profile` does) and the best plan searched for; how, may be told by the
+    fields of `plan` that `funcpipe.driver.auto.PLANNER` names, such as ``objective="min-time"``.
 
     Raises `FuncpipeError` for whatever ended the run; nothing of it is running by then.
     """
     _refuse_inside("train")
-    from funcpipe.driver.options import RunOptions
     from funcpipe.driver.run import execute
+
+    loaded, own, planner = _asked(job, options)
+    found = _chosen(loaded, own, planner, on_event)
+    return execute(loaded, own if found is None else found.options(own), listener=on_event)
+
+
+def choose(
+    job: Job | str,
+    *,
+    on_event: Callable[[Mapping[str, Any]], None] | None = None,
+    **options: Any,
+) -> Chosen | None:
+    """The plan that `train` would make for the same options; None if it would make none, for they
+    give one or its shape. on_event: called with what happens while the job is profiled.
+    """
+    _refuse_inside("choose")
+    return _chosen(*_asked(job, options), on_event)
+
+
+def _asked(
+    job: Job | str, options: Mapping[str, Any]
+) -> tuple[LoadedJob, RunOptions, dict[str, Any]]:
+    """The job, the options of its run, and those of the planner."""
+    from funcpipe.driver.auto import split
+    from funcpipe.driver.options import RunOptions
     from funcpipe.partitioner.plan import Plan
 
-    plan = options.get("plan")
+    fields, planner = split(options)
+    plan = fields.get("plan")
     if plan is not None and not isinstance(plan, Plan):
-        options["plan"] = _loaded_plan(plan)
-    chosen = RunOptions.of(options)
-    return execute(_loaded(job), chosen, listener=on_event)
+        fields["plan"] = _loaded_plan(plan)
+    own = RunOptions.of(fields)
+    return _loaded(job), own, planner
+
+
+def _chosen(
+    loaded: LoadedJob,
+    options: RunOptions,
+    planner: Mapping[str, Any],
+    on_event: Callable[[Mapping[str, Any]], None] | None,
+) -> Chosen | None:
+    from funcpipe.driver.auto import choose as choose_plan
+    from funcpipe.driver.auto import is_asked_for
+
+    if not is_asked_for(options, planner):
+        return None
+    return choose_plan(loaded, options, planner, listener=on_event)
 
 
 def profile(

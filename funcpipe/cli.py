@@ -22,6 +22,7 @@ from funcpipe.cli_doctor import add_doctor
 from funcpipe.cli_options import GROUPS, OPTIONS
 from funcpipe.cli_output import OutputLost, watched_output
 from funcpipe.cli_plan import add_plan
+from funcpipe.cli_plan_options import BY_NAME, PLANNER, flag_of
 from funcpipe.cli_platforms import add_platforms
 from funcpipe.cli_profile import add_profile
 from funcpipe.errors import FuncpipeError, Stopped
@@ -41,13 +42,19 @@ MOST_LETTERS = 20_000  # of an error that is printed; the summary has all of it
 
 _TRAIN = """\
 Cut the job's model into stages, run each as functions that talk only through an object
-store, and write the trained model. The run's folder gets model.safetensors, summary.json,
-events.jsonl, plan.json and logs/.
+store, and write the trained model. Where the cuts are, and what functions there are, is planned
+from measurements of the layers, unless a plan or its shape is given. The run's folder gets
+model.safetensors, summary.json, events.jsonl, plan.json and logs/.
 """
 _TRAIN_EXAMPLES = """\
 examples:
   funcpipe train job.py
-      two stages, one function each, over a local S3 server that comes and goes with the run
+      measure the layers, choose the cheapest plan and run it, over a local S3 server that comes
+      and goes with the run
+  funcpipe train job.py --objective min-time --max-functions 8
+      the fastest plan with at most eight functions
+  funcpipe train job.py --stages 2
+      two stages, one function each, without measuring and planning
   funcpipe train job.py --stages 3 --replicas 2,2,1 --schedule 1f1b --in-flight 6
       three stages, two of them twice; six micro-batches in flight at the first one
   funcpipe train job.py --plan runs/20270105-101502-3fa2c1/plan.json --run-dir again
@@ -92,14 +99,25 @@ def _train(arguments: argparse.Namespace, run: _Run) -> int:
     from rich.console import Console
 
     from funcpipe import api
+    from funcpipe.report.chosen_text import chosen_parts
+    from funcpipe.report.plan_text import print_parts, width_of
+    from funcpipe.report.profile_progress import measuring_progress
     from funcpipe.report.progress import progress_for
 
-    given = {name: getattr(arguments, name) for name in OPTIONS if hasattr(arguments, name)}
+    names = (*OPTIONS, *PLANNER)
+    given = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
     run.as_json = arguments.json
     # With --json standard output is the summary alone, whatever the job file prints.
-    quiet = redirect_stdout(sys.stderr) if arguments.json else nullcontext()
-    with run.shown_by(progress_for(Console(stderr=True))), quiet:
-        summary = api.train(arguments.job, on_event=run.update, **given)
+    with redirect_stdout(sys.stderr) if arguments.json else nullcontext():
+        with run.shown_by(measuring_progress(Console(stderr=True))):
+            chosen = api.choose(arguments.job, on_event=run.update, **given)
+        if chosen is not None:
+            print_parts(list(chosen_parts(chosen, width=width_of(Console()))), Console())
+            print(flush=True)
+            given = {name: given[name] for name in OPTIONS if name in given and name != "memory_mb"}
+            given |= {"plan": chosen.answer.plan, "profile": chosen.profiled.profile}
+        with run.shown_by(progress_for(Console(stderr=True))):
+            summary = api.train(arguments.job, on_event=run.update, **given)
     _show(summary, as_json=arguments.json)
     return 0
 
@@ -314,6 +332,14 @@ def _add_train(commands: Any) -> None:
         for name, settings in options.items():
             option = "--" + name.replace("_", "-")
             group.add_argument(option, dest=name, default=argparse.SUPPRESS, **settings)
+    group = train.add_argument_group(
+        "the search for a plan, where none of the options of the plan above is given (see "
+        "`funcpipe plan`)"
+    )
+    for name in PLANNER:
+        settings = BY_NAME[name]
+        rest = {key: value for key, value in settings.items() if key != "flag"}
+        group.add_argument(flag_of(name, settings), dest=name, default=argparse.SUPPRESS, **rest)
     _add_common(train, "print the summary as JSON, alone, on stdout")
     train.set_defaults(command=_train, parser=train)
 

@@ -74,13 +74,14 @@ def _counts(text: str) -> tuple[int, ...]:
 
 
 def _stage_numbers(text: str) -> str | tuple[int, ...]:
-    if text in ("none", "all"):
+    if text in ("none", "all", "choose"):
         return text
     try:
         return tuple(read_count(part.strip(), least=0) for part in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"expected none, all, or numbers of stages from 0 such as 0,2; found {shown(text)}"
+            "expected none, all, choose, or numbers of stages from 0 such as 0,2; found "
+            f"{shown(text)}"
         ) from None
 
 
@@ -88,7 +89,8 @@ def _stage_numbers(text: str) -> str | tuple[int, ...]:
 GROUPS: dict[str, dict[str, dict[str, Any]]] = {
     "the plan": {
         "stages": {"type": count, "metavar": "S", "help": "cut the model into S stages, balanced "
-                   "by their arithmetic (default: 2, or 1 for a model of one layer)"},
+                   "by their arithmetic (default: 2, or 1 for a model of one layer, if another of "
+                   "these options is given)"},
         "replicas": {"type": _counts, "metavar": "D[,D..]", "help": "functions per stage: one "
                      "number for all stages, or one for each (default: 1)"},
         "micro_batch_size": {"type": count, "metavar": "B", "help": "samples of a micro-batch "
@@ -100,9 +102,10 @@ GROUPS: dict[str, dict[str, dict[str, Any]]] = {
                       "and backward at the first stage (default: the number of stages)"},
         "sync": {"choices": ("pipelined", "three-phase"), "help": "how replicas of a stage add up "
                  "their gradients (default: pipelined)"},
-        "recompute": {"type": _stage_numbers, "metavar": "none|all|S[,S..]", "help": "stages, "
-                      "counted from 0, that compute activations again in the backward instead of "
-                      "keeping them: less memory, one more forward (default: none)"},
+        "recompute": {"type": _stage_numbers, "metavar": "none|all|S[,S..]|choose", "help":
+                      "stages, counted from 0, that compute activations again in the backward "
+                      "instead of keeping them: less memory, one more forward; choose leaves it to "
+                      "the planner (default: none)"},
         "memory_mb": {"type": _counts, "metavar": "MB[,MB..]", "help": "memory of each function: "
                       "one number for all stages, or one each; its share of a CPU grows with it "
                       "(default: the platform's, such as 1769)"},

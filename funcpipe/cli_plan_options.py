@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from funcpipe.cli_options import Figures, count, figure, number
 from funcpipe.partitioner.limits import shown
 
-__all__ = ["GROUPS", "OPTIONS", "flag_of"]
+__all__ = ["BY_NAME", "GROUPS", "OPTIONS", "PLANNER", "flag_of"]
 
 _Value = TypeVar("_Value")
 
@@ -80,8 +80,7 @@ GROUPS: dict[str, dict[str, dict[str, Any]]] = {
         "depths": {"type": _several(count), "metavar": "N[,N..]", "help": "1f1b: micro-batches in "
                    "flight at the first stage for each stage of the plan (default: 1,2)"},
         "recompute": {"choices": ("never", "always", "choose"), "help": "compute activations again "
-                      "in the backward instead of keeping them; such plans cannot be run yet "
-                      "(default: never)"},
+                      "in the backward instead of keeping them (default: never)"},
         "sync": {"type": _several(str), "metavar": "NAME[,NAME]", "help": "pipelined, three-phase "
                  "or both (default: pipelined)"},
         "tiers_mb": {"type": _several(count), "metavar": "MB[,MB..]", "help": "memory sizes "
@@ -121,7 +120,14 @@ GROUPS: dict[str, dict[str, dict[str, Any]]] = {
                              "for each byte of weights: 0 for SGD, 1 with momentum, 2 for Adam"},
     },
 }  # fmt: skip
-OPTIONS = tuple(name for group in GROUPS.values() for name in group)
+BY_NAME = {name: settings for group in GROUPS.values() for name, settings in group.items()}
+OPTIONS = tuple(BY_NAME)
+PLANNER = (
+    "objective", "max_time_s", "max_cost", "micro_batch_sizes", "degrees", "per_stage", "schedules",
+    "depths", "tiers_mb", "max_functions", "min_stages", "max_stages", "merge", "solver",
+    "time_limit_s",
+)  # fmt: skip
+"""Those that `funcpipe train` takes too: `funcpipe.driver.auto.PLANNER`, a test compares."""
 
 
 def flag_of(name: str, settings: dict[str, Any]) -> str:

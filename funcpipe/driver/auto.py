@@ -1,4 +1,4 @@
-"""A plan for a job that came without one: measure its layers, search, and say what else there is."""
+"""A plan for a job that came without one: measure its layers, search, say what else there is."""
 
 from __future__ import annotations
 
@@ -27,6 +27,9 @@ PLANNER = (
 )  # fmt: skip
 """The fields of `PlanOptions` that a run may be given beside its own; the others follow from it."""
 
+CHOOSE = "choose"
+"""Of `recompute`: stages are not named, the planner decides."""
+
 OTHERS = ("min-cost", "min-time", "weighted:0.5")
 OTHERS_LIMIT_S = 10.0
 
@@ -51,11 +54,18 @@ class Chosen:
     answer: Answer
     alternatives: tuple[Alternative, ...]
 
+    def options(self, own: RunOptions) -> RunOptions:
+        """Those of the run, with the plan and what it was made with."""
+        return replace(own, plan=self.answer.plan, profile=self.profiled.profile, memory_mb=None)
+
 
 def split(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Keywords of a run into those of the run itself, and those for the planner."""
     own = {name: value for name, value in fields.items() if name not in PLANNER}
-    return own, {name: fields[name] for name in PLANNER if name in fields}
+    planner = {name: fields[name] for name in PLANNER if name in fields}
+    if own.get("recompute") == CHOOSE:
+        planner["recompute"] = own.pop("recompute")
+    return own, planner
 
 
 def is_asked_for(options: RunOptions, planner: Mapping[str, Any]) -> bool:

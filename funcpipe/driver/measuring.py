@@ -60,7 +60,7 @@ class Bench:
 
 @dataclass(frozen=True, kw_only=True)
 class _Asked:
-    """What is measured beside times. memory: also, all sizes are wanted, as nothing is known yet."""
+    """What is measured beside times. memory: then all sizes are wanted, as none is known yet."""
 
     memory: bool = False
     transport: bool = False

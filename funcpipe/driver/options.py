@@ -14,7 +14,7 @@ from funcpipe.partitioner.limits import MOST_COUNT, is_count, shown
 from funcpipe.partitioner.plan import Plan
 from funcpipe.partitioner.profile import ModelProfile
 
-__all__ = ["PLATFORMS", "RunOptions"]
+__all__ = ["PLATFORMS", "SHAPE", "RunOptions"]
 
 PLATFORMS = ("local",)
 RECOMPUTE = ("none", "all")
@@ -121,7 +121,7 @@ class RunOptions:
         if self.in_flight is not None and self.schedule != "1f1b" and self.plan is None:
             raise PlanError("in_flight belongs to the schedule 1f1b: choose that, or leave it out")
         _check_recompute(self.recompute)
-        chosen = [name for name in _PLANNED if getattr(self, name) is not None]
+        chosen = [name for name in SHAPE if getattr(self, name) is not None]
         if self.plan is not None and chosen:
             raise PlanError(
                 f"a plan was given, and {', '.join(chosen)} beside it: the plan says it all; "
@@ -202,4 +202,5 @@ def _check_store(store: str, *, remote: bool) -> None:
         )
 
 
-_PLANNED = ("stages", "replicas", "micro_batch_size", "schedule", "in_flight", "sync", "recompute")
+SHAPE = ("stages", "replicas", "micro_batch_size", "schedule", "in_flight", "sync", "recompute")
+"""What makes a simple plan, of stages that are alike; without any of it one is searched for."""

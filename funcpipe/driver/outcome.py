@@ -15,7 +15,6 @@ from funcpipe.driver.prepare import Prepared, layers_text
 from funcpipe.emulator.dilation import Dilation
 from funcpipe.emulator.host import LocalHost
 from funcpipe.errors import FuncpipeError, Stopped, describe
-from funcpipe.observed import Held, Observed, observe
 from funcpipe.partitioner.pricing import Bill, unverified_prices
 from funcpipe.report.summary import FunctionSummary, Summary
 from funcpipe.store.usage import Usage

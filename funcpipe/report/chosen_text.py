@@ -33,10 +33,10 @@ def chosen_parts(chosen: Chosen, *, width: int = WIDTH) -> Iterator[RenderableTy
 
 
 def _profile(profiled: Profiled) -> str:
-    kept = "" if profiled.path is None else f" {profiled.path}"
+    kept = "" if profiled.path is None else f", kept in {profiled.path}"
     if profiled.cached:
-        return f"profile: as measured before, kept in{kept}"
-    return f"profile: measured now ({'; '.join(profiled.reasons)}){f', kept in{kept}' if kept else ''}"
+        return f"profile: measured before, and it still holds{kept}"
+    return f"profile: measured now ({'; '.join(profiled.reasons)}){kept}"
 
 
 def _alternatives(chosen: Chosen, *, width: int) -> Iterator[RenderableType]:

@@ -30,11 +30,11 @@ from typing import Any
 from predict_cases import CASES, JOBS, PLATFORM, at_the_edge, is_refused_below, plan_of
 
 import funcpipe as fp
-from funcpipe.calibration import compare as beside
 from funcpipe.calibration import predicted_step_s
+from funcpipe.calibration.compare import compare as beside
+from funcpipe.calibration.observed import Held, observe
 from funcpipe.emulator.server import KINDS
 from funcpipe.errors import FuncpipeError
-from funcpipe.observed import Held, observe
 from funcpipe.partitioner.backend import Problem
 from funcpipe.partitioner.baselines import BASELINES, compare
 from funcpipe.partitioner.cost import evaluate
@@ -83,8 +83,9 @@ class Measured:
         least = "" if self.least_memory is None else f", least {self.least_memory:.2f}"
         return (
             f"{self.name:<34} step {self.predicted_s:.3f} / {self.measured_s:.3f} s "
-            f"({self.time_error:+.1%}, spread {self.spread:.1%})  dollars {self.dollar_error:+.1%}  "
-            f"memory {self.most_memory:.2f}{least}  [x{self.dilation:g}, {self.seconds:.0f} s]"
+            f"({self.time_error:+.1%}, spread {self.spread:.1%})  "
+            f"dollars {self.dollar_error:+.1%}  memory {self.most_memory:.2f}{least}  "
+            f"[x{self.dilation:g}, {self.seconds:.0f} s]"
         )
 
 

@@ -84,7 +84,7 @@ def at_the_edge(plan: Plan, setting: Setting) -> Plan:
 
 
 def is_refused_below(plan: Plan, setting: Setting) -> bool:
-    """Whether the planner knows no plan of one stage with 1 MB less than `plan` of one stage has."""
+    """Whether the planner finds none like it, of one stage, with 1 MB less than it has."""
     (stage,) = plan.stages
     space = Space(
         micro_batch_sizes=(plan.micro_batch_size,),

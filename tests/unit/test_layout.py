@@ -50,12 +50,12 @@ ARROWS: dict[str, str] = {
     "report": "partitioner schedule",
     "deploy": "bundle driver.host keys partitioner store",
     "emulator": "clock driver.host keys partitioner store worker.context",
-    "driver": "bundle calibration.observed clock codeprint control deploy emulator invocation job keys "
-    "locate model partitioner passes planning profiles profiletask report sameness schedule store sync "
-    "usercode wire",
+    "driver": "bundle calibration.observed clock codeprint control deploy emulator invocation job "
+    "keys locate model partitioner passes planning profiles profiletask report sameness schedule "
+    "store sync usercode wire",
     "api": "bundle driver job locate model partitioner planning report store usercode",
-    "cli": "api cli_calibrate cli_doctor cli_options cli_output cli_plan cli_plan_options cli_platforms "
-    "cli_profile report",
+    "cli": "api cli_calibrate cli_doctor cli_options cli_output cli_plan cli_plan_options "
+    "cli_platforms cli_profile report",
     "cli_output": "",
     "cli_options": "partitioner.limits",
     "cli_plan": "cli_plan_file cli_plan_options partitioner planning report",
