@@ -80,8 +80,7 @@ GROUPS: dict[str, dict[str, dict[str, Any]]] = {
         "depths": {"type": _several(count), "metavar": "N[,N..]", "help": "1f1b: micro-batches in "
                    "flight at the first stage for each stage of the plan (default: 1,2)"},
         "recompute": {"choices": ("never", "always", "choose"), "help": "compute activations again "
-                      "in the backward instead of keeping them; such plans cannot be run yet "
-                      "(default: never)"},
+                      "in the backward instead of keeping them (default: never)"},
         "sync": {"type": _several(str), "metavar": "NAME[,NAME]", "help": "pipelined, three-phase "
                  "or both (default: pipelined)"},
         "tiers_mb": {"type": _several(count), "metavar": "MB[,MB..]", "help": "memory sizes "
