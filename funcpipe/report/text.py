@@ -186,9 +186,8 @@ def _plan_text(plan: Mapping[str, Any]) -> str:
         parts.append(f"{plan['sync']} synchronisation")
     again = [k for k, stage in enumerate(plan.get("stages", ())) if stage.get("recompute")]
     if again:
-        every = len(again) == len(degrees)
-        stages = "every stage recomputes" if every else f"recomputing stages {_joined(again)}"
-        parts.append(stages)
+        one = f"stage {again[0]} recomputes"
+        parts.append(one if len(again) == 1 else f"stages {_joined(again)} recompute")
     return ", ".join(parts) or "none"
 
 

@@ -292,3 +292,18 @@ def test_what_was_predicted_for_a_platform_does_not_compare_with_a_run_on_none()
     text = summary_text(dataclasses.replace(DONE, plan=plan, emulation=None))
 
     assert "step 2.00 s on aws-lambda; this run was on no platform, so that the two do not" in text
+
+
+@pytest.mark.parametrize(
+    ("again", "told"),
+    [
+        ((), "synchronisation\n"),
+        ((1,), "synchronisation, stage 1 recomputes\n"),
+        ((0, 2), "synchronisation, stages 0,2 recompute\n"),
+    ],
+)
+def test_the_plan_says_which_stages_recompute(again: tuple[int, ...], told: str) -> None:
+    stages = [{"replicas": 1, "recompute": k in again} for k in range(3)]
+    plan = {"stages": stages, "sync": "pipelined"}
+    text = summary_text(dataclasses.replace(DONE, plan=plan))
+    assert told in text.replace("\n               ", " ")
