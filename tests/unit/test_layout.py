@@ -47,8 +47,8 @@ ARROWS: dict[str, str] = {
     "report": "partitioner schedule",
     "deploy": "bundle driver.host keys partitioner store",
     "emulator": "clock driver.host keys partitioner store worker.context",
-    "driver": "bundle calibration.observed clock control deploy emulator invocation job keys locate "
-    "model partitioner passes report sameness schedule store sync usercode wire",
+    "driver": "bundle calibration.observed clock control deploy emulator invocation job keys "
+    "locate model partitioner passes report sameness schedule store sync usercode wire",
     "api": "bundle driver job locate model partitioner planning report store usercode",
     "cli": "api cli_calibrate cli_doctor cli_options cli_output cli_plan cli_platforms report",
     "cli_output": "",
