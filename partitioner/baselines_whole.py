@@ -127,6 +127,8 @@ def _worker_bytes(problem: Problem, stage: StagePlan, size: int) -> float:
     profile = problem.setting.profile
     alone = replace(stage, replicas=1)  # no parts of others' gradients
     use = memory_use(profile, alone, num_samples=size, held=1, is_last=True)
+    # The step is the server's, and so is what it needs.
+    use = replace(use, step_workspace=0.0)
     return use.total - sum(one.trained * one.optimizer_factor for one in profile.layers)
 
 

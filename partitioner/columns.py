@@ -18,6 +18,7 @@ from funcpipe.partitioner.platform import BYTES_PER_STORE_GB
 from funcpipe.partitioner.pricing import dollars_per_s
 from funcpipe.partitioner.setting import Setting
 from funcpipe.partitioner.space import Combination
+from funcpipe.partitioner.transport import get_s, put_s, thread_share
 from funcpipe.schedule.count import requests_of_stage
 from funcpipe.schedule.program import PREFETCH
 
@@ -90,6 +91,8 @@ class Columns:
         wait, hop = self.setting.lane_latency_s, self.setting.hop_s
         forward = self._sum_of_tier(layers.forward)
         backward = self._sum_of_tier(layers.backward) + self.choice.recompute * forward
+        transport_f, transport_b = self._transport()
+        forward, backward = forward + transport_f, backward + transport_b
         down_f = np.where(self.is_first, 0.0, wait + self.q_in * size / self._down)
         up_f = np.where(self.is_last, 0.0, wait + self.q_out * size / self._up)
         down_b = np.where(self.is_last, 0.0, wait + self.g_in * size / self._down)
@@ -107,6 +110,19 @@ class Columns:
             "tail": self._tail(up_b),
         }
 
+    @cached_property
+    def _share(self) -> Floats:
+        return self.layers.share[self.choice.tier]
+
+    def _transport(self) -> tuple[Floats, Floats]:
+        """CPU time of a micro-batch's transfers, forward and backward."""
+        profile, size, share = self.setting.profile, self.size, self._share
+        get_f = np.where(self.is_first, 0.0, get_s(profile, size * self.q_in, share))
+        put_f = np.where(self.is_last, 0.0, put_s(profile, size * self.q_out, share))
+        get_b = np.where(self.is_last, 0.0, get_s(profile, size * self.g_in, share))
+        put_b = np.where(self.is_first, 0.0, put_s(profile, size * self.g_out, share))
+        return get_f + put_f, get_b + put_b
+
     def _tail(self, up_b: Floats) -> Floats:
         """As `cost.tail_s`."""
         wait, hop = self.setting.lane_latency_s, self.setting.hop_s
@@ -116,7 +132,10 @@ class Columns:
         for degree in self.combination.degrees:
             mask = self.synchronises & (self.choice.degree == degree)
             part = self.trained[mask] / degree
-            links = zip(part / self._up[mask], part / self._down[mask], strict=True)
+            share, profile = self._share[mask], self.setting.profile
+            up_s = part / self._up[mask] + put_s(profile, part, share)
+            down_s = part / self._down[mask] + get_s(profile, part, share)
+            links = zip(up_s, down_s, strict=True)
             seconds = [
                 sync_s(
                     self.combination.sync,
@@ -137,11 +156,16 @@ class Columns:
         transfers = size * (PREFETCH * received + self.q_out + self.g_out)
         degree = self.choice.degree
         sync = np.where(degree > 1, 2 * self.trained / degree, 0.0)
-        fixed = self.setting.profile.base_memory_bytes + self._sum(layers.state) + transfers + sync
+        profile = self.setting.profile
+        state = profile.base_memory_bytes + self._sum(layers.state)
+        state += np.where(self.is_first | self.is_last, profile.data_bytes, 0.0)
+        workspace = size * _span_maxima(layers.workspace, self.choice)
         each = np.where(again, layers.output[self.choice.start], kept) + self.q_out
+        fixed = state + transfers + sync + workspace
         return {
             "memory_fixed": fixed + np.where(again, size * kept, 0.0),
             "memory_each": size * each,
+            "memory_step": state + self._sum(layers.step_workspace) + sync,
         }
 
     def _fees(self) -> dict[str, Floats]:
@@ -191,8 +215,22 @@ def _busiest(down: Floats, compute: Floats, hop: Floats) -> Floats:
     return np.maximum(np.maximum(down, compute), window)
 
 
+def _span_maxima(values: Floats, choice: Choice) -> Floats:
+    """The largest of each stage's layers: of two runs of 2 ** k that cover it together."""
+    maxima = [values]
+    while 2 ** len(maxima) <= len(values):
+        last, half = maxima[-1], 2 ** (len(maxima) - 1)
+        maxima.append(np.maximum(last, np.append(last[half:], last[-1:].repeat(half))))
+    runs = np.stack(maxima)
+    log = np.frexp(choice.stop - choice.start)[1] - 1
+    found: Floats = np.maximum(
+        runs[log, choice.start], runs[log, choice.stop - np.left_shift(1, log)]
+    )
+    return found
+
+
 class _Layers:
-    """Sums over layers 0 to k - 1, for every k; times by tier too."""
+    """Sums over layers 0 to k - 1, for every k; times by tier too. workspace: by layer."""
 
     def __init__(self, setting: Setting, size: int, tiers_mb: tuple[int, ...]) -> None:
         profile, platform = setting.profile, setting.platform
@@ -212,10 +250,13 @@ class _Layers:
             [[one.parameter_bytes + one.trained * (1 + one.optimizer_factor) for one in every]]
         )[0]
         self.kept = _sums([[one.activation_bytes for one in every]])[0]
+        self.step_workspace = _sums([[one.step_workspace_bytes for one in every]])[0]
+        self.workspace = np.array([one.workspace_bytes for one in every])
         self.output = np.array([profile.input_bytes, *(one.output_bytes for one in every)])
         self.gradient = np.array([0.0, *(one.output_gradient for one in every)])
         self.up = np.array([platform.up_bytes_per_s(tier) for tier in tiers_mb])
         self.down = np.array([platform.down_bytes_per_s(tier) for tier in tiers_mb])
+        self.share = np.array([thread_share(vcpu) for vcpu in vcpus])
         self.per_s = np.array([dollars_per_s(platform, tier) for tier in tiers_mb])
 
 

@@ -21,13 +21,16 @@ ENOUGH_MB = 1 << 62
 def too_large(problem: Problem) -> str:
     """For a problem no plan of which fits in memory, however many stages and functions it has."""
     largest = max(problem.space.tiers(problem.setting)) * MB
-    base = problem.setting.profile.base_memory_bytes
-    if base > largest:
-        need, limit = _two_sizes(base, largest)
-        return (
-            f"a function needs {need} before it holds anything of the model (base_memory_bytes); "
-            f"the largest tier is {limit}"
-        )
+    profile = problem.setting.profile
+    for num_bytes, what in (
+        (profile.base_memory_bytes, "a function needs {} before it holds anything of the model "
+         "(base_memory_bytes)"),
+        (profile.base_memory_bytes + profile.data_bytes, "the first and the last stage need {} "
+         "before they hold anything of the model (base_memory_bytes and data_bytes)"),
+    ):  # fmt: skip
+        if num_bytes > largest:
+            need, limit = _two_sizes(num_bytes, largest)
+            return f"{what.format(need)}; the largest tier is {limit}"
     worst = max(_needs(problem), key=lambda one: one.num_bytes)
     if worst.num_bytes <= largest:
         return _no_chain(problem)
@@ -62,7 +65,7 @@ def _needs_of(problem: Problem, combination: Combination) -> list[_Need]:
         # The last stage holds the fewest micro-batches, the one before it the fewest of the others.
         place = np.where(table.stop == table.num_layers, 1, 2)
         held = np.minimum(held, -(-combination.depth * place // table.degree))
-    need = table.memory_fixed + held * table.memory_each
+    need = table.need(held)
     least = []
     for layer in range(table.num_layers):
         rows = np.flatnonzero((table.start <= layer) & (layer < table.stop))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from funcpipe.errors import PlanError
 from funcpipe.partitioner.plan import Plan, StagePlan
 from funcpipe.partitioner.setting import Setting
+from funcpipe.partitioner.transport import get_s, put_s, thread_share
 from funcpipe.schedule.program import PREFETCH
 
 __all__ = ["StageTimes", "plan_times", "stage_times", "tier_of"]
@@ -20,10 +21,11 @@ __all__ = ["StageTimes", "plan_times", "stage_times", "tier_of"]
 class StageTimes:
     """Seconds. down, compute, up: of one micro-batch on each lane, forward (_f) and backward (_b).
 
-    The first stage downloads no activation and uploads no gradient, the last one the other way
-    round: those are None. hop_s: what each transfer takes besides occupying its lane. part_up_s,
-    part_down_s: one part (1/degree) of the stage's gradient on its way; both 0 where nothing is
-    synchronised. step_s: of the optimiser.
+    compute has the CPU time of the micro-batch's transfers too. The first stage downloads no
+    activation and uploads no gradient, the last one the other way round: those are None. hop_s:
+    what each transfer takes besides occupying its lane. part_up_s, part_down_s: one part (1/degree)
+    of the stage's gradient on its way, with its CPU time; both 0 where nothing is synchronised.
+    step_s: of the optimiser.
     """
 
     degree: int
@@ -81,12 +83,14 @@ def stage_times(
     profile, platform = setting.profile, setting.platform
     memory_mb = tier_of(setting, stage)
     vcpu = platform.vcpu(memory_mb)
+    share = thread_share(vcpu)
     layers = range(stage.first_layer, stage.stop_layer)
-    forward = sum(profile.forward_s(i, vcpu=vcpu, micro_batch_size=num_samples) for i in layers)
-    backward = sum(profile.backward_s(i, vcpu=vcpu, micro_batch_size=num_samples) for i in layers)
+    compute_f = sum(profile.forward_s(i, vcpu=vcpu, micro_batch_size=num_samples) for i in layers)
+    compute_b = sum(profile.backward_s(i, vcpu=vcpu, micro_batch_size=num_samples) for i in layers)
+    compute_b += compute_f if stage.recompute else 0.0
     trained = sum(profile.layers[i].trained for i in layers)
     synchronises = stage.replicas > 1 and trained > 0
-    part = trained / stage.replicas if synchronises else 0.0
+    part = trained / stage.replicas
 
     def up(num_bytes: float) -> float:
         return setting.lane_latency_s + num_bytes / platform.up_bytes_per_s(memory_mb)
@@ -94,20 +98,31 @@ def stage_times(
     def down(num_bytes: float) -> float:
         return setting.lane_latency_s + num_bytes / platform.down_bytes_per_s(memory_mb)
 
-    before = profile.layers[stage.first_layer - 1] if stage.first_layer else None
-    behind = None if is_last else profile.layers[stage.stop_layer - 1]
+    down_f = up_f = down_b = up_b = None
+    if stage.first_layer:
+        before = profile.layers[stage.first_layer - 1]
+        q_in, g_out = before.output_bytes * num_samples, before.output_gradient * num_samples
+        down_f, up_b = down(q_in), up(g_out)
+        compute_f += get_s(profile, q_in, share)
+        compute_b += put_s(profile, g_out, share)
+    if not is_last:
+        behind = profile.layers[stage.stop_layer - 1]
+        q_out, g_in = behind.output_bytes * num_samples, behind.output_gradient * num_samples
+        up_f, down_b = up(q_out), down(g_in)
+        compute_f += put_s(profile, q_out, share)
+        compute_b += get_s(profile, g_in, share)
     return StageTimes(
         degree=stage.replicas,
-        down_f=None if before is None else down(before.output_bytes * num_samples),
-        compute_f=forward,
-        up_f=None if behind is None else up(behind.output_bytes * num_samples),
-        down_b=None if behind is None else down(behind.output_gradient * num_samples),
-        compute_b=backward + (forward if stage.recompute else 0.0),
-        up_b=None if before is None else up(before.output_gradient * num_samples),
+        down_f=down_f,
+        compute_f=compute_f,
+        up_f=up_f,
+        down_b=down_b,
+        compute_b=compute_b,
+        up_b=up_b,
         hop_s=setting.hop_s,
         synchronises=synchronises,
-        part_up_s=up(part) if synchronises else 0.0,
-        part_down_s=down(part) if synchronises else 0.0,
+        part_up_s=up(part) + put_s(profile, part, share) if synchronises else 0.0,
+        part_down_s=down(part) + get_s(profile, part, share) if synchronises else 0.0,
         step_s=sum(profile.step_s(i, vcpu=vcpu) for i in layers),
     )
 

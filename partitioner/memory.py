@@ -15,19 +15,26 @@ __all__ = ["MemoryUse", "held_micro_batches", "memory_use"]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryUse:
     """Bytes. base: before anything of the model is there. state: weights, gradients and the
-    optimiser's. activations: of the micro-batches between forward and backward. transfers:
-    received and not yet used, or not yet sent. sync: parts of the gradient that have arrived.
+    optimiser's. data: of the data set. activations: of the micro-batches between forward and
+    backward. workspace: what the forward or backward under way needs beside them. transfers:
+    received and not yet used, or not yet sent. step_workspace: what the optimiser's step needs,
+    when none of these three is left. sync: parts of the gradient that have arrived.
     """
 
     base: float
     state: float
+    data: float
     activations: float
+    workspace: float
     transfers: float
+    step_workspace: float
     sync: float
 
     @property
     def total(self) -> float:
-        return self.base + self.state + self.activations + self.transfers + self.sync
+        fixed = self.base + self.state + self.data
+        passes = fixed + self.activations + self.workspace + self.transfers
+        return max(passes, fixed + self.step_workspace) + self.sync
 
 
 def held_micro_batches(
@@ -52,9 +59,12 @@ def memory_use(
 
     state = parameters + gradients + optimiser; activations = held x (what its layers keep + its
     output, which waits for its gradient). A stage that recomputes keeps its input instead, and in
-    the backward of one micro-batch all that its layers keep. Transfers: `PREFETCH` messages that
-    have come early, an output and a gradient on their way. Sync: two parts of 1/degree, one being
-    added while the next one comes.
+    the backward of one micro-batch all that its layers keep. Workspace: of the layer that needs the
+    most, for layers run one after the other; the optimiser's: of all layers, as optimisers hold
+    temporaries for all parameters at once where they work on them together (torch's `foreach`).
+    Transfers: `PREFETCH` messages that have come early, an output and a gradient on their way.
+    Sync: two parts of 1/degree, one being added while the next one comes. Data: at the first stage,
+    which reads inputs, and at the last, which reads targets.
     """
     layers = profile.layers[stage.first_layer : stage.stop_layer]
     before = profile.layers[stage.first_layer - 1] if stage.first_layer else None
@@ -74,7 +84,10 @@ def memory_use(
         state=sum(
             layer.parameter_bytes + layer.trained * (1 + layer.optimizer_factor) for layer in layers
         ),
+        data=profile.data_bytes if before is None or is_last else 0.0,
         activations=num_samples * activations,
+        workspace=num_samples * max(layer.workspace_bytes for layer in layers),
         transfers=num_samples * (PREFETCH * received + outgoing + grad_out),
+        step_workspace=sum(layer.step_workspace_bytes for layer in layers),
         sync=2 * trained / stage.replicas if stage.replicas > 1 else 0.0,
     )

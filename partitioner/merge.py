@@ -1,9 +1,10 @@
 """Making a chain shorter: neighbouring layers become one, so that planning has less to choose from.
 
 Every plan of the merged chain is a plan of the original one with the same time, memory and dollars
-(`Merged.expand`): a merged layer's figures are the sums of its layers', and what crosses a cut
-behind it is what crosses there. So merging loses plans and invents none. What that can cost is
-bounded by planning once more, for `Merged.relaxed`; see there.
+(`Merged.expand`): a merged layer's figures are the sums of its layers', its workspace is their
+largest, for they run one after the other, and what crosses a cut behind it is what crosses there.
+So merging loses plans and invents none. What that can cost is bounded by planning once more, for
+`Merged.relaxed`; see there.
 
 Times are sums for micro-batch sizes within those of the profile. Beyond them, where times are kept
 from growing too slowly layer by layer, the original may be slower than the merged chain says.
@@ -76,7 +77,8 @@ class Merged:
 
         Of each merged layer it has only the slowest original layer: the anchor. What crosses the
         cut behind it is the least that crosses any original cut between its anchor and the next
-        one; likewise input_bytes before the first anchor.
+        one; likewise input_bytes before the first anchor. It has data_bytes only if the first and
+        the last layer are anchors: else the stage that held them may be one that is dropped below.
 
         Take a plan of the original chain. Give each merged layer to the stage that holds its
         anchor, and drop the stages that hold none. Anchors are in order, so this is a plan of the
@@ -107,11 +109,13 @@ class Merged:
                 )
             )
         before = [layer.output_bytes for layer in layers[: anchors[0]]]
+        whole = (anchors[0], anchors[-1]) == (0, len(layers) - 1)
         return replace(
             self.original,
             name=f"{self.original.name}, relaxed",
             layers=tuple(chosen),
             input_bytes=min([self.original.input_bytes, *before]),
+            data_bytes=self.original.data_bytes if whole else 0.0,
             source=f"a bound for merging {len(layers)} layers to {len(anchors)}; no model has it",
         )
 
@@ -229,6 +233,8 @@ def _joined(layers: Sequence[LayerProfile]) -> LayerProfile:
         output_bytes=layers[-1].output_bytes,
         output_gradient_bytes=layers[-1].output_gradient,
         step_s=tuple(math.fsum(column) for column in zip(*steps, strict=True)),
+        workspace_bytes=max(layer.workspace_bytes for layer in layers),
+        step_workspace_bytes=total("step_workspace_bytes"),
     )
 
 

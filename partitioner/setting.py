@@ -58,8 +58,13 @@ class Setting:
 
     @property
     def hop_s(self) -> float:
-        """Latency that delays a transfer without occupying its direction."""
-        return 0.0 if self.latency_on_lane else self.platform.network.latency_s
+        """What delays a transfer at each of its ends without occupying their directions.
+
+        Latency, unless that does occupy them; and half of what a message is noticed late by, which
+        its sending and its receiving share.
+        """
+        latency = 0.0 if self.latency_on_lane else self.platform.network.latency_s
+        return latency + self.profile.late_s / 2
 
     @property
     def lane_latency_s(self) -> float:

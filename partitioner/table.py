@@ -33,7 +33,7 @@ class Table:
     of that lane; entry: of an activation's way in and its gradient's way out. tail: `cost.tail_s`.
     synchronises: whether there is a gradient to synchronise. per_s, per_step: dollars of all
     replicas, as in `StageFees`. memory_fixed, memory_each: bytes, and bytes for each micro-batch
-    that is held. Rows are ordered by stop, then start.
+    that is held; memory_step: bytes in the optimiser's step. Rows are ordered by stop, then start.
     """
 
     combination: Combination
@@ -57,6 +57,7 @@ class Table:
     per_step: Floats
     memory_fixed: Floats
     memory_each: Floats
+    memory_step: Floats
 
     def __len__(self) -> int:
         return len(self.start)
@@ -66,7 +67,11 @@ class Table:
         held = -(-self.num_micro_batches // self.degree)
         if self.combination.schedule == "1f1b":
             held = np.minimum(held, -(-self.combination.depth * from_end // self.degree))
-        return self.memory_fixed + held * self.memory_each <= self.memory_mb * float(MB)
+        return self.need(held) <= self.memory_mb * float(MB)
+
+    def need(self, held: Ints) -> Floats:
+        """Bytes of each row with so many micro-batches between forward and backward."""
+        return np.maximum(self.memory_fixed + held * self.memory_each, self.memory_step)
 
     @property
     def counts(self) -> tuple[int, ...]:

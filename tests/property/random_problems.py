@@ -40,6 +40,7 @@ def random_profile(rng: np.random.Generator) -> ModelProfile:
             optimizer_factor=float(rng.choice([0, 1, 2])),
             activation_bytes=float(rng.uniform(0.1, 30) * MB),
             output_bytes=float(10.0 ** rng.uniform(3, 7.3)),
+            **workspaces(rng),
         )
 
     return ModelProfile(
@@ -48,7 +49,27 @@ def random_profile(rng: np.random.Generator) -> ModelProfile:
         vcpus=(0.5, 2.0),
         micro_batch_sizes=(1,),
         input_bytes=float(10.0 ** rng.uniform(2, 6)),
+        **transport(rng, slow),
     )
+
+
+def workspaces(rng: np.random.Generator) -> dict[str, float]:
+    """Of a layer, either one sometimes none and sometimes most of what it needs."""
+    return {
+        "workspace_bytes": float(10.0 ** rng.uniform(5, 8)) * (rng.random() < 0.6),
+        "step_workspace_bytes": float(10.0 ** rng.uniform(6, 9)) * (rng.random() < 0.6),
+    }
+
+
+def transport(rng: np.random.Generator, slow: float) -> dict[str, float]:
+    """Of a profile whose layers take about `slow` seconds: nothing, or up to as much for each
+    message; late ones, and data that most memory sizes have room for.
+    """
+    seconds = [float(slow * rng.uniform(0, 1)) * (rng.random() < 0.5) for _ in range(3)]
+    per_byte = [float(slow * 10.0 ** rng.uniform(-9, -6)) * (rng.random() < 0.5) for _ in range(2)]
+    names = ("put_cpu_s", "get_cpu_s", "late_s", "put_byte_cpu_s", "get_byte_cpu_s")
+    drawn = dict(zip(names, [*seconds, *per_byte], strict=True))
+    return {**drawn, "data_bytes": float(rng.uniform(0, 400) * MB) * (rng.random() < 0.5)}
 
 
 def random_problem(rng: np.random.Generator) -> Problem:

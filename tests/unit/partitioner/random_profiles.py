@@ -28,6 +28,8 @@ def random_profile(seed: int, num_layers: int = 8, *, largest_mib: int = 40) -> 
             output_bytes=chance.randrange(100_000, 4_000_000),
             output_gradient_bytes=chance.choice([None, chance.randrange(100_000, 4_000_000)]),
             step_s=chance.choice([(), (0.01, 0.004)]),
+            workspace_bytes=chance.choice([0, chance.randrange(largest_mib * MIB)]),
+            step_workspace_bytes=chance.choice([0, chance.randrange(20 * largest_mib * MIB)]),
         )
 
     return ModelProfile(
@@ -36,6 +38,10 @@ def random_profile(seed: int, num_layers: int = 8, *, largest_mib: int = 40) -> 
         vcpus=(1, 4),
         micro_batch_sizes=(1, 4),
         input_bytes=3_000,
+        data_bytes=chance.choice([0, chance.randrange(300 * MIB)]),
+        late_s=chance.choice([0, chance.uniform(0, 0.05)]),
+        **{name: chance.uniform(0, 0.02) for name in ("put_cpu_s", "get_cpu_s")},
+        **{name: chance.uniform(0, 2e-8) for name in ("put_byte_cpu_s", "get_byte_cpu_s")},
     )
 
 

@@ -22,6 +22,7 @@ from funcpipe.partitioner.verify import faults
 MB = 2**20
 CHEAPEST = Goal(time_weight=0.0, cost_weight=1.0)
 FASTEST = Goal(time_weight=1.0, cost_weight=0.0)
+SIZES = ("activation", "output", "workspace", "step_workspace")
 
 
 def platform(**changes: Any) -> PlatformSpec:
@@ -31,8 +32,8 @@ def platform(**changes: Any) -> PlatformSpec:
 
 
 def layer(name: str = "layer", *, seconds: float = 1.0, **fields: Any) -> LayerProfile:
-    """Sizes in MB: `parameters`, `activation`, `output`. The backward takes twice the forward."""
-    sizes = {f"{key}_bytes": fields.pop(key, 0) * MB for key in ("activation", "output")}
+    """Sizes in MB: `parameters` and `SIZES`. The backward takes twice the forward."""
+    sizes = {f"{key}_bytes": fields.pop(key, 0) * MB for key in SIZES}
     return LayerProfile(
         name=name, forward_s=((seconds,),),
         backward_s=((fields.pop("backward", 2 * seconds),),),
@@ -40,9 +41,13 @@ def layer(name: str = "layer", *, seconds: float = 1.0, **fields: Any) -> LayerP
     )  # fmt: skip
 
 
-def problem(*layers: LayerProfile, batch: int = 8, changes: Any = None, **space: Any) -> Problem:
+def problem(
+    *layers: LayerProfile, batch: int = 8, changes: Any = None, model_fields: Any = None,
+    **space: Any,
+) -> Problem:  # fmt: skip
     """Of functions that need no memory of their own."""
-    model = ModelProfile(name="small", layers=layers, base_memory_bytes=0)
+    fields = {"base_memory_bytes": 0, **(model_fields or {})}
+    model = ModelProfile(name="small", layers=layers, **fields)
     place = platform(**(changes or {}))
     setting = Setting(profile=model, platform=place, batch_size=batch)
     return Problem(setting=setting, space=Space(**{"degrees": (1, 2), **space}))
@@ -59,13 +64,28 @@ def made_up_layers(source: random.Random, count: int) -> list[LayerProfile]:
             output=source.randint(1, 30),
             optimizer_factor=1,
             step_s=(source.uniform(0.0, 0.1),),
+            workspace=source.choice([0, source.randint(1, 60)]),
+            step_workspace=source.choice([0, source.randint(1, 500)]),
         )
         for number in range(count)
     ]
 
 
+def made_up_model(source: random.Random) -> dict[str, float]:
+    """Fields of a model's profile: transfers that take CPU time, late messages, and data."""
+    return {
+        "data_bytes": source.choice([0, source.randint(1, 300) * MB]),
+        "put_cpu_s": source.uniform(0.0, 0.05),
+        "get_cpu_s": source.uniform(0.0, 0.05),
+        "put_byte_cpu_s": source.uniform(0.0, 1e-8),
+        "get_byte_cpu_s": source.uniform(0.0, 1e-8),
+        "late_s": source.choice([0.0, source.uniform(0.0, 0.1)]),
+    }
+
+
 def made_up_problem(source: random.Random, *, layers: int = 4, **space: Any) -> Problem:
-    return problem(*made_up_layers(source, layers), **space)
+    made = made_up_layers(source, layers)
+    return problem(*made, model_fields=made_up_model(source), **space)
 
 
 def all_plans(problem: Problem) -> Iterator[Plan]:

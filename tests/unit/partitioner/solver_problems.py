@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 from funcpipe.partitioner.backend import Deadline, Problem
@@ -24,9 +25,12 @@ def problem(
     seed: int = 0,
     batch_size: int = 8,
     tiers_mb: tuple[int, ...] = (1024, 2048, 4096),
+    plain: bool = False,
     **space: Any,
 ) -> Problem:
-    """One micro-batch size and one degree unless `space` says otherwise."""
+    """One micro-batch size and one degree unless `space` says otherwise. plain: transfers without
+    CPU time, no workspaces.
+    """
     chance = random.Random(seed)
 
     def layer(number: int) -> LayerProfile:
@@ -41,11 +45,27 @@ def problem(
             output_bytes=chance.uniform(0.2, 8) * MIB,
         )
 
-    layers = tuple(layer(number) for number in range(num_layers))
+    def with_workspaces(one: LayerProfile) -> LayerProfile:
+        return replace(
+            one,
+            workspace_bytes=chance.choice([0.0, chance.uniform(1, 30) * MIB]),
+            step_workspace_bytes=chance.choice([0.0, chance.uniform(1, 90) * MIB]),
+        )
+
+    profile = ModelProfile(name="any", layers=tuple(layer(number) for number in range(num_layers)))
+    if not plain:
+        profile = replace(
+            profile,
+            layers=tuple(with_workspaces(one) for one in profile.layers),
+            data_bytes=chance.uniform(0, 60) * MIB,
+            late_s=chance.choice([0.0, chance.uniform(0.0, 0.1)]),
+            **{f"{way}_cpu_s": chance.uniform(0, 0.1) for way in ("put", "get")},
+            **{f"{way}_byte_cpu_s": chance.uniform(0, 1e-8) for way in ("put", "get")},
+        )
     chosen = {"micro_batch_sizes": (2,), "degrees": (2,), "tiers_mb": tiers_mb, **space}
     return Problem(
         setting=Setting(
-            profile=ModelProfile(name="any", layers=layers),
+            profile=profile,
             platform=load_platform("aws-lambda"),
             batch_size=batch_size,
         ),
@@ -56,7 +76,7 @@ def problem(
 def hard_problem(num_layers: int = 18) -> Problem:
     """A single combination that a mixed-integer solver needs seconds for, under `BOTH`."""
     tiers = (1024, 2048, 3072, 4096, 6144, 8192)
-    return problem(num_layers, batch_size=64, micro_batch_sizes=(4,), tiers_mb=tiers)
+    return problem(num_layers, batch_size=64, micro_batch_sizes=(4,), tiers_mb=tiers, plain=True)
 
 
 def over() -> Deadline:

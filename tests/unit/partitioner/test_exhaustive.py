@@ -86,7 +86,7 @@ def test_memory_under_1f1b_depends_on_the_place(monkeypatch: pytest.MonkeyPatch)
     # 16 micro-batches held at once fit nowhere; one or two fit in the last places.
     given = problem(
         3, batch_size=16, micro_batch_sizes=(1,), degrees=(1,), tiers_mb=(512,),
-        schedules=("gpipe", "1f1b"), depths=(1,),
+        schedules=("gpipe", "1f1b"), depths=(1,), plain=True,
     )  # fmt: skip
     gpipe, other = (given.table(one) for one in given.combinations())
     assert count_plans(gpipe, 3) < count_plans(other, 3)
@@ -109,7 +109,7 @@ def test_too_many_plans_are_refused_before_any_is_tried(monkeypatch: pytest.Monk
 
 
 def test_the_number_of_plans_of_a_large_model_overflows_nothing() -> None:
-    given = problem(40, tiers_mb=(4096, 6144, 8192))
+    given = problem(40, tiers_mb=(4096, 6144, 8192), plain=True)
     rows = given.table(given.combinations()[0])
     everything_fits = len(rows) == 3 * 40 * 41 // 2
     assert everything_fits

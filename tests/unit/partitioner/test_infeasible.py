@@ -25,6 +25,7 @@ from tests.unit.partitioner.small_problems import (
     brute_force,
     layer,
     made_up_layers,
+    made_up_model,
     problem,
 )
 
@@ -84,6 +85,7 @@ def made_up_tight(source: random.Random) -> Problem:
     least = source.choice([1, 1, 1, 2]) if len(layers) > 1 else 1
     return problem(
         *layers,
+        model_fields=made_up_model(source),
         batch=source.choice([4, 6]),
         degrees=source.choice([(1,), (2,), (1, 2)]),
         per_stage=source.random() < 0.5,
