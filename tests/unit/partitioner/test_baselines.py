@@ -138,7 +138,7 @@ def test_rules_give_the_best_of_their_plans(seed: int, goal: Goal) -> None:
     assert by_memory.value == pytest.approx(least_value(judged, by_weight(in_memory)))
 
 
-@pytest.mark.parametrize("seed", (0, 2, 3))
+@pytest.mark.parametrize("seed", [0, 2, 3])
 def test_bounds_leave_the_best_plan_within_them(seed: int) -> None:
     # given bounds that the best plan without them breaks
     free = made_up_problem(random.Random(seed), micro_batch_sizes=(1, 2))
