@@ -99,7 +99,12 @@ def calibrate_run(folder: Path, *, profile: Path | None = None) -> Calibration:
 
 def _held(summary: Summary) -> list[Held]:
     return [
-        Held(stage=one.stage, peak_bytes=one.peak_bytes, base_bytes=one.base_bytes)
+        Held(
+            stage=one.stage,
+            peak_bytes=one.peak_bytes,
+            base_bytes=one.base_bytes,
+            data_bytes=one.data_bytes,
+        )
         for one in summary.functions
     ]
 

@@ -207,3 +207,18 @@ def test_memory_is_right_where_the_optimiser_needs_the_most() -> None:
     observed = seen(3.0, StageSeen(over_base_bytes=held), StageSeen())
     after = evaluate(setting(calibrated(model, observed, PLAN, place)), PLAN).stages[0].memory
     assert after.total - after.base == pytest.approx(held)
+
+
+def test_what_the_data_set_takes_is_told_apart_from_what_grows_with_samples() -> None:
+    # given a first stage that held 50 MB more than planned, all of it for its data
+    planned = evaluate(setting(profile()), PLAN).stages[0].memory
+    held = int(planned.total - planned.base) + 50 * MB
+    first = StageSeen(over_base_bytes=held, data_bytes=50 * MB)
+    found = calibrated(profile(), seen(3.0, first, StageSeen()), PLAN, setting(profile()))
+    # then no layer is thought to need more
+    assert found.data_bytes == 50 * MB
+    for mine, before in zip(found.layers, profile().layers, strict=True):
+        assert mine.workspace_bytes == before.workspace_bytes
+        assert mine.activation_bytes == before.activation_bytes
+    after = evaluate(setting(found), PLAN).stages[0].memory
+    assert after.total - after.base == pytest.approx(held)

@@ -172,8 +172,10 @@ def test_memory_is_that_of_the_fullest_replica() -> None:
     )
     held = [
         Held(stage=0, peak_bytes=150, base_bytes=100),
-        Held(stage=0, peak_bytes=170, base_bytes=110),
+        Held(stage=0, peak_bytes=170, base_bytes=110, data_bytes=30),
         Held(stage=1, peak_bytes=90, base_bytes=100),
     ]
     found = known(observe(content, held, plan, platform()))
-    assert [(one.over_base_bytes, one.base_bytes) for one in found.stages] == [(60, 110), (0, 100)]
+    first, second = found.stages
+    assert (first.over_base_bytes, first.base_bytes, first.data_bytes) == (60, 110, 30)
+    assert (second.over_base_bytes, second.base_bytes, second.data_bytes) == (0, 100, 0)
