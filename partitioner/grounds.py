@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
+from funcpipe.partitioner.limits import is_number
 from funcpipe.partitioner.setting import Setting
 
 __all__ = ["grounds"]
@@ -11,6 +13,7 @@ __all__ = ["grounds"]
 # What no estimate looks at: the bill of a run does.
 _UNUSED = ("price.list", "price.stored_gb_month", "price.internet_out_gb", "price.granularity_ms")
 _OF_STARTS = ("price.invocation", "price.bills_initialisation", "time.cold_start_s")
+_MOST_OFF = 1e9
 _USED = ("price.", "network.up", "network.down", "network.latency", "cpu.vcpu", "memory.tiers")
 
 
@@ -29,11 +32,13 @@ def grounds(setting: Setting) -> tuple[str, ...]:
 
 def _calibrated(told: object) -> Iterator[str]:
     """How far off the profile was when it was last held beside a run; the file may be anyone's."""
-    if not isinstance(told, Mapping) or not isinstance(told.get("off"), int | float):
+    if not isinstance(told, Mapping):
+        return
+    off: Any = told.get("off")
+    if not is_number(off) or not -1 <= off <= _MOST_OFF:
         return
     run = f" {told['run']:.80}" if isinstance(told.get("run"), str) and told["run"] else ""
     where = f" on {told['platform']:.80}" if isinstance(told.get("platform"), str) else ""
-    off = told["off"]
     yield (
         f"the profile was calibrated by run{run}{where}; before, it had a step {abs(off):.1%} too "
         f"{'short' if off < 0 else 'long'}"

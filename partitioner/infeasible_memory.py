@@ -65,11 +65,12 @@ def _needs_of(problem: Problem, combination: Combination) -> list[_Need]:
         # The last stage holds the fewest micro-batches, the one before it the fewest of the others.
         place = np.where(table.stop == table.num_layers, 1, 2)
         held = np.minimum(held, -(-combination.depth * place // table.degree))
-    need = table.need(held)
+    need, length = table.need(held), table.stop - table.start
     least = []
     for layer in range(table.num_layers):
         rows = np.flatnonzero((table.start <= layer) & (layer < table.stop))
-        row = rows[need[rows].argmin()]
+        equal = rows[need[rows] == need[rows].min()]
+        row = equal[length[equal].argmin()]
         least.append(
             _Need(
                 layer=layer, num_bytes=float(need[row]), start=int(table.start[row]),

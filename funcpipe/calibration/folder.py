@@ -17,7 +17,7 @@ from funcpipe.partitioner.plan import Plan
 from funcpipe.partitioner.platform import PlatformSpec
 from funcpipe.partitioner.profile import ModelProfile
 from funcpipe.partitioner.setting import Setting
-from funcpipe.report.beside import SECONDS, Beside
+from funcpipe.report.beside import SECONDS, Beside, number_of
 from funcpipe.report.summary import Summary, read_summary
 
 __all__ = ["Calibration", "calibrate_run"]
@@ -80,11 +80,11 @@ def calibrate_run(folder: Path, *, profile: Path | None = None) -> Calibration:
     before = compare(observed, setting, plan)
     changed = calibrated(known, observed, plan, setting, run=summary.run_id)
     after = compare(observed, Setting(profile=changed, platform=platform, batch_size=batch), plan)
-    predicted = (plan.predicted or {}).get("step_s")
-    if isinstance(predicted, int | float) and not isinstance(predicted, bool):
+    predicted = number_of((plan.predicted or {}).get("step_s"))
+    if predicted is not None:
         told = Beside(
             name="step, as the plan says", unit=SECONDS,
-            predicted=float(predicted), measured=observed.step_s,
+            predicted=predicted, measured=observed.step_s,
         )  # fmt: skip
         before.insert(0, told)
     return Calibration(
@@ -99,7 +99,12 @@ def calibrate_run(folder: Path, *, profile: Path | None = None) -> Calibration:
 
 def _held(summary: Summary) -> list[Held]:
     return [
-        Held(stage=one.stage, peak_bytes=one.peak_bytes, base_bytes=one.base_bytes)
+        Held(
+            stage=one.stage,
+            peak_bytes=one.peak_bytes,
+            base_bytes=one.base_bytes,
+            data_bytes=one.data_bytes,
+        )
         for one in summary.functions
     ]
 

@@ -19,11 +19,13 @@ def with_memory(
 ) -> ModelProfile:
     """Raised until every stage is planned to hold what it was seen to hold, and never lowered.
 
-    First what computing needs for a while, since what is kept is known by its shapes; then what
-    the optimiser does; what is left then is counted as kept.
+    Base and data are measured apart. Of the rest, first what computing needs for a while, since
+    what is kept is known by its shapes; then what the optimiser does; what is left is then counted
+    as kept.
     """
     base = max([profile.base_memory_bytes, *(seen.base_bytes for seen in observed.stages)])
-    profile = replace(profile, base_memory_bytes=base)
+    data = max([profile.data_bytes, *(seen.data_bytes for seen in observed.stages)])
+    profile = replace(profile, base_memory_bytes=base, data_bytes=data)
     for share in (_to_workspace, _to_step_workspace, _to_activations):
         planned = evaluate(replace(setting, profile=profile), plan).stages
         layers = list(profile.layers)

@@ -31,11 +31,14 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """Bytes of memory that one function held at its fullest, and before anything of the model."""
+    """Bytes of memory that one function held at its fullest, before anything of the model, and of
+    the data set.
+    """
 
     stage: int
     peak_bytes: int
     base_bytes: int
+    data_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +51,7 @@ class StageSeen:
     seconds: Mapping[str, float] = field(default_factory=dict)
     over_base_bytes: int = 0
     base_bytes: int = 0
+    data_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,19 +113,24 @@ def observe(
                 ),
                 over_base_bytes=over_base,
                 base_bytes=base,
+                data_bytes=data,
             )
-            for stage, (over_base, base) in enumerate(sizes)
+            for stage, (over_base, base, data) in enumerate(sizes)
         ),
     )
 
 
-def held_by_stage(held: Iterable[Held], num_stages: int) -> list[tuple[int, int]]:
-    """The most bytes over base, and of base, of each stage's functions; 0 where none is known."""
-    most = [(0, 0)] * num_stages
+def held_by_stage(held: Iterable[Held], num_stages: int) -> list[tuple[int, int, int]]:
+    """The most bytes over base, of base and of data, of each stage's functions; 0 if unknown."""
+    most = [(0, 0, 0)] * num_stages
     for one in held:
-        over_base, base = most[one.stage]
+        over_base, base, data = most[one.stage]
         over = max(0, one.peak_bytes - one.base_bytes)
-        most[one.stage] = (max(over_base, over), max(base, one.base_bytes))
+        most[one.stage] = (
+            max(over_base, over),
+            max(base, one.base_bytes),
+            max(data, one.data_bytes),
+        )
     return most
 
 

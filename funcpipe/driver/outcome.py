@@ -139,7 +139,12 @@ def _seen(
     if outcome.timeline is None or not prepared.platform.limited:
         return None
     held = [
-        Held(stage=stage, peak_bytes=result["peak_bytes"], base_bytes=result["base_bytes"])
+        Held(
+            stage=stage,
+            peak_bytes=result["peak_bytes"],
+            base_bytes=result["base_bytes"],
+            data_bytes=result["data_bytes"],
+        )
         for (stage, _), result in results.items()
     ]
     return observe(outcome.timeline, held, prepared.plan, prepared.platform)

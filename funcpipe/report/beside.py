@@ -9,12 +9,15 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from funcpipe.partitioner.limits import is_number
 from funcpipe.report.units import format_dollars, format_number
 
-__all__ = ["UNITS", "Beside", "beside_table", "rows_of_run"]
+__all__ = ["UNITS", "Beside", "beside_table", "number_of", "rows_of_run"]
 
 SECONDS, DOLLARS, BYTES, NUMBER = "s", "dollars", "bytes", ""
 UNITS = (SECONDS, DOLLARS, BYTES, NUMBER)
+
+_MOST = 1e300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,14 +67,14 @@ def rows_of_run(predicted: object, measured: Mapping[str, Any] | None) -> list[B
         Beside(
             name="step",
             unit=SECONDS,
-            predicted=_number(predicted.get("step_s")),
-            measured=_number(measured.get("step_s")),
+            predicted=number_of(predicted.get("step_s")),
+            measured=number_of(measured.get("step_s")),
         ),
         Beside(
             name="cost of a step",
             unit=DOLLARS,
             predicted=_without_starts(predicted),
-            measured=_number(measured.get("dollars")),
+            measured=number_of(measured.get("dollars")),
         ),
     ]
     rows += _memory(predicted.get("stages"), measured.get("stages"))
@@ -87,24 +90,25 @@ def _memory(predicted: object, measured: object) -> Iterator[Beside]:
         planned = told.get("memory_bytes") if isinstance(told, Mapping) else None
         if not isinstance(planned, Mapping) or not isinstance(seen, Mapping):
             continue
-        total, base = _number(planned.get("total")), _number(planned.get("base"))
+        total, base = number_of(planned.get("total")), number_of(planned.get("base"))
         yield Beside(
             name=f"stage {number}: memory over base",
             unit=BYTES,
             predicted=None if total is None or base is None else total - base,
-            measured=_number(seen.get("over_base_bytes")) or None,
+            measured=number_of(seen.get("over_base_bytes")) or None,
         )
 
 
 def _without_starts(predicted: Mapping[str, Any]) -> float | None:
     """Dollars of a step, without its share of the functions' starts, which no step shows."""
-    dollars, causes = _number(predicted.get("dollars")), predicted.get("dollars_by_cause")
-    starts = _number(causes.get("starts")) if isinstance(causes, Mapping) else None
+    dollars, causes = number_of(predicted.get("dollars")), predicted.get("dollars_by_cause")
+    starts = number_of(causes.get("starts")) if isinstance(causes, Mapping) else None
     return None if dollars is None else dollars - (starts or 0.0)
 
 
-def _number(value: object) -> float | None:
-    usable = isinstance(value, int | float) and not isinstance(value, bool)
+def number_of(value: object) -> float | None:
+    """A number that a file says, if it is one that can be reckoned with."""
+    usable = is_number(value) and abs(value) <= _MOST  # type: ignore[arg-type]
     return float(value) if usable else None  # type: ignore[arg-type]
 
 

@@ -56,8 +56,11 @@ def awkward_problem(rng: np.random.Generator) -> Problem:
     platform = load_platform("aws-lambda").changed(
         {"network.latency_s": repr(any_of(0, 0.2)), "price.put": repr(any_of(0, 5e-6))}
     )
+    transfers = {"put_cpu_s": any_of(0, 0, 0.1), "get_byte_cpu_s": any_of(0, 0, 1e-7)}
     setting = Setting(
-        profile=ModelProfile(name="awkward", layers=layers),
+        profile=ModelProfile(
+            name="awkward", layers=layers, late_s=any_of(0, 0, 0.2, 10), **transfers
+        ),
         platform=platform,
         batch_size=int(rng.choice([3, 8, 40])),
         latency_on_lane=bool(rng.random() < 0.5),

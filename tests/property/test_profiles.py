@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -106,30 +107,21 @@ def layers(vcpus: int, sizes: int) -> st.SearchStrategy[LayerProfile]:
     grid = st.tuples(*[st.tuples(*[times] * sizes)] * vcpus)
     megabytes = st.sampled_from([0.0, 1.0, 40.0, 300.0]).map(lambda mb: mb * MB)
     return st.builds(
-        lambda name, weights, share, forward, backward, factor, kept, out, back, steps: (
-            LayerProfile(
-                name=name,
-                forward_s=forward,
-                backward_s=backward,
-                parameter_bytes=weights,
-                trained_bytes=weights * share,
-                optimizer_factor=factor,
-                activation_bytes=kept,
-                output_bytes=out,
-                output_gradient_bytes=back,
-                step_s=steps,
-            )
+        lambda weights, share, **drawn: LayerProfile(
+            parameter_bytes=weights, trained_bytes=weights * share, **drawn
         ),
-        st.text("abc", min_size=1, max_size=3),
-        megabytes,
-        st.sampled_from([0.0, 0.5, 1.0]),
-        grid,
-        grid,
-        st.sampled_from([0.0, 1.0, 2.0]),
-        megabytes.map(lambda size: size / 8),
-        megabytes.map(lambda size: size / 64),
-        megabytes.map(lambda size: size / 64),
-        st.one_of(st.just(()), st.tuples(*[times] * vcpus)),
+        weights=megabytes,
+        share=st.sampled_from([0.0, 0.5, 1.0]),
+        name=st.text("abc", min_size=1, max_size=3),
+        forward_s=grid,
+        backward_s=grid,
+        optimizer_factor=st.sampled_from([0.0, 1.0, 2.0]),
+        activation_bytes=megabytes.map(lambda size: size / 8),
+        output_bytes=megabytes.map(lambda size: size / 64),
+        output_gradient_bytes=megabytes.map(lambda size: size / 64),
+        step_s=st.one_of(st.just(()), st.tuples(*[times] * vcpus)),
+        workspace_bytes=megabytes,
+        step_workspace_bytes=megabytes.map(lambda size: size * 4),
     )
 
 
@@ -144,6 +136,10 @@ def profiles(draw: st.DrawFn, most: int = 5) -> ModelProfile:
         micro_batch_sizes=sizes,
         batch_size=8,
         input_bytes=draw(st.sampled_from([0.0, 1e3, 1e6])),
+        data_bytes=draw(st.sampled_from([0.0, 100.0 * MB, 2000.0 * MB])),
+        late_s=draw(st.sampled_from([0.0, 0.2])),
+        **{f"{way}_cpu_s": draw(st.sampled_from([0.0, 0.1])) for way in ("put", "get")},
+        **{f"{way}_byte_cpu_s": draw(st.sampled_from([0.0, 1e-8])) for way in ("put", "get")},
     )
 
 
@@ -164,6 +160,9 @@ def test_a_merge_keeps_all_totals(profile: ModelProfile, target: int, slack: flo
     for layer, stop in zip(merged.profile.layers, merged.bounds[1:], strict=True):
         assert layer.output_bytes == profile.layers[stop - 1].output_bytes
         assert layer.output_gradient == profile.layers[stop - 1].output_gradient
+    for layer, (start, stop) in zip(merged.profile.layers, pairwise(merged.bounds), strict=True):
+        spaces = [one.workspace_bytes for one in profile.layers[start:stop]]
+        assert layer.workspace_bytes == max(spaces)
     # And whatever is added up is the same; beyond the sizes that were measured, no less
     pairs = list(zip(sums(merged.profile, (2, 3, 4)), sums(profile, (2, 3, 4)), strict=True))
     assert all(math.isclose(ours, theirs) for ours, theirs in pairs)
@@ -184,6 +183,7 @@ def sums(profile: ModelProfile, sizes: tuple[int, ...]) -> list[float]:
         lambda layer: layer.trained,
         lambda layer: layer.trained * layer.optimizer_factor,
         lambda layer: layer.activation_bytes,
+        lambda layer: layer.step_workspace_bytes,
     ):
         found.append(math.fsum(layer_sum(layer) for layer in profile.layers))
     return found
@@ -304,14 +304,7 @@ def merged_at(profile: ModelProfile, bounds: tuple[int, ...]) -> Merged:
             micro_batch_sizes=profile.micro_batch_sizes,
         )
         parts += merge(part, 1).profile.layers
-    shorter = ModelProfile(
-        name=profile.name,
-        layers=tuple(parts),
-        vcpus=profile.vcpus,
-        micro_batch_sizes=profile.micro_batch_sizes,
-        batch_size=profile.batch_size,
-        input_bytes=profile.input_bytes,
-    )
+    shorter = replace(profile, layers=tuple(parts))
     return Merged(profile=shorter, original=profile, bounds=bounds)
 
 

@@ -258,7 +258,9 @@ def test_a_micro_batch_larger_than_the_batch_takes_what_the_batch_does() -> None
 # -- one plan by hand ----------------------------------------------------------------------------
 
 
-def by_hand(**changes: str) -> tuple[Setting, Plan]:
+def by_hand(
+    *, model_fields: dict[str, float] | None = None, **changes: str
+) -> tuple[Setting, Plan]:
     """Two layers of 1 s and 2 s a sample, 1 MB a sample between them, links of 1 MB/s."""
     megabyte = 10**6
     layers = tuple(
@@ -287,7 +289,7 @@ def by_hand(**changes: str) -> tuple[Setting, Plan]:
         StagePlan(first_layer=n, stop_layer=n + 1, replicas=2, memory_mb=memory_mb)
         for n in range(2)
     )
-    profile = ModelProfile(name="two", layers=layers)
+    profile = ModelProfile(name="two", layers=layers, **(model_fields or {}))
     setting = Setting(profile=profile, platform=platform, batch_size=4)
     return setting, Plan(stages=stages, micro_batch_size=1)
 
@@ -307,6 +309,52 @@ def test_a_plan_that_was_worked_out_by_hand() -> None:
     assert told.time.how == EXACT
     assert told.num_micro_batches == 4
     assert told.fits
+
+
+def test_transfers_take_their_cpu_time_from_the_computation() -> None:
+    # 1 s for each object sent and 0.25 s more for its MB; half as much for each received.
+    cpu = {"put_cpu_s": 1, "put_byte_cpu_s": 0.25e-6, "get_cpu_s": 0.5, "get_byte_cpu_s": 0.125e-6}
+    setting, plan = by_hand(model_fields=cpu)
+
+    first, second = (stage.times for stage in evaluate(setting, plan).stages)
+
+    assert (first.compute_f, first.compute_b) == (1 + 1.25, 2 + 0.625)
+    assert (second.compute_f, second.compute_b) == (2 + 0.625, 4 + 1.25)
+    assert (first.up_f, first.down_b) == (1, 1)
+    # Parts of 2 MB: nothing else is computed meanwhile.
+    assert (first.part_up_s, first.part_down_s) == (2 + 1.5, 2 + 0.75)
+
+
+def test_less_than_a_vcpu_stretches_transfers_and_more_makes_them_no_faster() -> None:
+    setting, plan = by_hand(model_fields={"put_cpu_s": 1.0})
+    free, _ = by_hand()
+    for memory_mb in setting.tiers_mb:
+        stages = tuple(replace(stage, memory_mb=memory_mb) for stage in plan.stages)
+        tried = replace(plan, stages=stages)
+        more = [evaluate(one, tried).stages[0].times.compute_f for one in (setting, free)]
+        vcpu = setting.platform.vcpu(memory_mb)
+        assert more[0] - more[1] == pytest.approx(1 / min(vcpu, 1.0))
+    assert setting.platform.vcpu(setting.tiers_mb[0]) < 1 < vcpu
+
+
+def test_recomputation_repeats_the_layers_and_no_transfer() -> None:
+    setting, plan = by_hand(model_fields={"put_cpu_s": 1.0, "get_cpu_s": 3.0})
+    again = replace(plan, stages=tuple(replace(one, recompute=True) for one in plan.stages))
+
+    first, second = (stage.times for stage in evaluate(setting, again).stages)
+
+    assert (first.compute_b, second.compute_b) == (1 + 2 + 3, 2 + 4 + 1)
+
+
+def test_a_message_that_is_noticed_late_is_late_once() -> None:
+    setting, plan = by_hand(model_fields={"late_s": 0.5})
+
+    told = evaluate(setting, plan)
+
+    # Once forward and once backward; shares are, and so are sums.
+    assert told.time.forward_s == 7 + 0.5
+    assert told.step_s == 7 + 12 + 8 + 0.5 + 2 * 0.5 + 2 * 0.5
+    assert told.step_s == pytest.approx(simulate_plan(setting, plan).step_s, rel=1e-12)
 
 
 def test_a_plan_for_another_model_is_refused() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from funcpipe.partitioner.grounds import grounds
 from funcpipe.partitioner.platform import load_platform
 from funcpipe.partitioner.profile import LayerProfile, ModelProfile
@@ -55,3 +57,24 @@ def test_nothing_is_told_where_all_is_vouched_for() -> None:
     figures = dict.fromkeys(unverified(one), "1")
 
     assert grounds(replace(one, platform=one.platform.changed(figures))) == ()
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({"off": -0.25, "run": "r1", "platform": "aws-lambda"},
+         "by run r1 on aws-lambda; before, it had a step 25.0% too short"),
+        ({"off": 0.5}, "by run; before, it had a step 50.0% too long"),
+        ({"off": 10**400}, None),
+        ({"off": "much"}, None),
+        ({}, None),
+        (7, None),
+    ],
+)  # fmt: skip
+def test_a_calibration_is_told_with_how_far_off_the_profile_was(
+    told: object, expected: str | None
+) -> None:
+    one = setting()
+    one = replace(one, profile=replace(one.profile, measured={"calibrated": told}))
+    notes = [note for note in grounds(one) if "calibrated" in note]
+    assert notes == ([] if expected is None else [f"the profile was calibrated {expected}"])

@@ -63,6 +63,23 @@ def test_memory_that_a_function_needs_before_any_layer_is_the_cause(base: int) -
     assert "the largest tier is 3.5 GB" in told
 
 
+def test_data_that_no_function_has_room_for_are_the_cause() -> None:
+    given = problem(
+        layer(), layer(), model_fields={"base_memory_bytes": 2**30, "data_bytes": 3 * 2**30}
+    )
+    told = explain(given, CHEAPEST)
+    assert told.startswith(
+        "the first and the last stage need 4.0 GB before they hold anything of the model "
+        "(base_memory_bytes and data_bytes); the largest tier is 3.5 GB"
+    )
+
+
+def test_a_step_beyond_all_memory_sizes_is_told_of_its_layer() -> None:
+    given = problem(layer("small"), layer("large", step_workspace=5000), layer("small"))
+    told = explain(given, CHEAPEST)
+    assert told.startswith("layer 1 (large) alone needs 4.9 GB ")
+
+
 def test_a_layer_beyond_all_memory_sizes_is_told() -> None:
     given = problem(
         layer(activation=2**33), layer("small"), batch=10**6, micro_batch_sizes=(10**6,)

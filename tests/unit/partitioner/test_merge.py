@@ -152,6 +152,21 @@ def test_the_relaxed_chain_has_anchors_and_the_cheapest_cuts_between_them() -> N
     assert relaxed.input_bytes == 3
 
 
+@pytest.mark.parametrize(
+    ("times", "held"),
+    [([5, 1, 1, 5], 8.0), ([1, 5, 1, 5], 0.0), ([5, 1, 5, 1], 0.0), ([1, 5, 5, 1], 0.0)],
+)
+def test_a_relaxed_chain_holds_data_only_where_no_end_can_be_dropped(
+    times: list[float], held: float
+) -> None:
+    # Given anchors that are the first and last layers, or are not
+    original = replace(chain_of(times), data_bytes=8.0)
+    merged = Merged(profile=merge(original, 2).profile, original=original, bounds=(0, 2, 4))
+    # Then
+    assert merged.profile.data_bytes == 8.0
+    assert merged.relaxed.data_bytes == held
+
+
 def test_nothing_is_relaxed_where_nothing_was_merged() -> None:
     profile = chain_of([1.0, 2.0, 4.0])
     assert merge(profile, 3).relaxed.layers == profile.layers
