@@ -60,7 +60,7 @@ class Bench:
 
 @dataclass(frozen=True, kw_only=True)
 class _Asked:
-    """What is measured beside times. memory: then all sizes are wanted, as none is known yet."""
+    """What is measured beside times. memory: nothing is known yet, so all sizes are wanted too."""
 
     memory: bool = False
     transport: bool = False
@@ -103,10 +103,10 @@ def measure(bench: Bench, tiers: Sequence[int], sizes: Sequence[int]) -> list[Po
         bench = replace(bench, copies=copies)
         points.append(point)
     if transport_mb < points[-1].memory_mb:
-        found = _measure_point(
-            bench, replace(attempt, memory_mb=points[-1].memory_mb), _Asked(transport=True)
-        )
-        points[-1:] = [found[0]] if found is not None else points[-1:]
+        again = replace(attempt, memory_mb=points[-1].memory_mb)
+        asked = _Asked(memory=len(points) == 1, transport=True)
+        found = _measure_point(bench, again, asked)
+        points[-1:] = points[-1:] if found is None else [found[0]]
     return points
 
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from funcpipe import cli
+from funcpipe import cli, cli_profile
 from funcpipe.cli_plan_options import GROUPS, flag_of
 from funcpipe.cli_plan_options import OPTIONS as PLANNED
 from funcpipe.driver.options import RunOptions
+from funcpipe.driver.profile_options import ProfileOptions
 from funcpipe.emulator.server import KINDS, OPEN_DOORS
 from funcpipe.partitioner.platform import load_platform
 from funcpipe.planning import PlanOptions
@@ -57,6 +58,13 @@ def test_the_platforms_that_are_named_exist() -> None:
         load_platform(str(ROOT / name) if "/" in name else name)
 
 
+OPTIONS: dict[str, tuple[tuple[str, ...], Any]] = {
+    "train": (cli.OPTIONS, RunOptions),
+    "plan": (PLANNED, PlanOptions),
+    "profile": (cli_profile.OPTIONS, ProfileOptions),
+}
+
+
 def command_lines(text: str) -> list[str]:
     """Every ``funcpipe ...`` in fenced or indented blocks."""
     return re.findall(r"^(?:\$ | {4})(funcpipe [^#\n]*?)(?: +#.*)?$", text, re.M)
@@ -67,9 +75,7 @@ def test_every_command_is_understood(path: Path) -> None:
     for line in command_lines(path.read_text(encoding="utf-8")):
         arguments = cli.build_parser().parse_args(shlex.split(line)[1:])
         command = shlex.split(line)[1]
-        names, options = {"train": (cli.OPTIONS, RunOptions), "plan": (PLANNED, PlanOptions)}.get(
-            command, ((), PlanOptions)
-        )
+        names, options = OPTIONS.get(command, ((), PlanOptions))
         options.of({name: getattr(arguments, name) for name in names if hasattr(arguments, name)})
         if hasattr(arguments, "job") and arguments.job.startswith("examples/"):
             assert (ROOT / arguments.job).is_file()
