@@ -9,7 +9,7 @@ from typing import Any
 from funcpipe.driver.options import SHAPE, RunOptions
 from funcpipe.driver.profile_options import ProfileOptions
 from funcpipe.driver.profiling import Listener, Profiled, profile_job
-from funcpipe.errors import Infeasible, PlanError
+from funcpipe.errors import PlanError
 from funcpipe.locate import LoadedJob
 from funcpipe.model.build import build_data
 from funcpipe.partitioner.objective import Objective
@@ -157,10 +157,11 @@ def _profile_options(options: RunOptions, asking: PlanOptions) -> ProfileOptions
 
 def _alternative(asked: Question, name: str) -> Alternative:
     """Within the same bounds."""
-    objective = Objective.parse(name, **asked.objective.bounds)
+    own = asked.objective
+    objective = Objective.parse(name, max_time_s=own.max_time_s, max_cost=own.max_cost)
     limit_s = min(OTHERS_LIMIT_S, asked.time_limit_s or OTHERS_LIMIT_S)
     try:
         answer = replace(asked, objective=objective, time_limit_s=limit_s).answer()
-    except (Infeasible, PlanError) as error:
+    except PlanError as error:
         return Alternative(objective=name, answer=None, why=error.message)
     return Alternative(objective=name, answer=answer)
