@@ -18,6 +18,7 @@ import pytest
 
 import funcpipe
 from funcpipe import api, cli
+from funcpipe.cli_plan_options import BY_NAME, PLANNER, flag_of
 from funcpipe.driver.options import PLATFORMS, RunOptions
 from funcpipe.emulator.server import KINDS
 from funcpipe.errors import FuncpipeError, LossError, PlanError, Stopped, describe
