@@ -39,7 +39,7 @@ FORMAT = 1
 LANES_BYTES = 14 << 20
 """What a function in training holds beside: threads of its lanes, their connections and arenas.
 
-In runs of three jobs in one stage it was 8 to 12 MB that nothing else explained.
+In runs of three jobs in one stage, 4 to 12 MB were held that nothing else explained.
 """
 
 

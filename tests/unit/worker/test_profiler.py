@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from funcpipe.worker.profiler import main
+from funcpipe.worker.profiler_bytes import HEAP_FACTOR
 from tests.unit.worker.profiled import JOB, ROOT, Stored
 
 BYTE_FIELDS = {
@@ -38,7 +39,8 @@ def test_a_whole_model_is_measured(stored: Stored) -> None:
     assert [layer["trained_bytes"] for layer in layers] == [4 * 9 * 16, 0, 4 * 17]
     assert [layer["optimizer_bytes"] for layer in layers] == [8 * 9 * 16 + 8, 0, 8 * 17 + 8]
     # the input; nothing; the ReLU's result, and output and target for the loss
-    assert [layer["activation_bytes"] for layer in layers] == [32, 0, 64 + 4 + 4]
+    kept = [layer["activation_bytes"] for layer in layers]
+    assert kept == [HEAP_FACTOR * num for num in (32, 0, 64 + 4 + 4)]
     assert [layer["output_bytes"] for layer in layers] == [64, 64, 4]
     assert layers[1]["step_s"] == 0
     assert found["input_bytes"] == 32
@@ -65,7 +67,7 @@ def test_ranges_are_measured_one_after_the_other(stored: Stored) -> None:
     last = stored.task(2, 3)
     assert stored.profile(last) == 0
     (layer,) = stored.said(stored.run.profile_result(last.token))["layers"]
-    assert layer["activation_bytes"] == 64 + 4 + 4
+    assert layer["activation_bytes"] == HEAP_FACTOR * (64 + 4 + 4)
     assert layer["output_gradient_bytes"] == 4
 
 
