@@ -40,6 +40,7 @@ class Bench:
     root, entry, digest: of the job in the `store`, which functions reach by `spec`. costs: of each
     layer, relative ones. copies: functions that measure the same at once. dilation: of so many
     functions with a memory size. hosts: makes what runs them. held: in it, no signal breaks in.
+    look: called now and then while functions measure.
     """
 
     store: ObjectStore
@@ -56,6 +57,7 @@ class Bench:
     tell: Tell
     interrupted: threading.Event = field(default_factory=threading.Event)
     held: Callable[[], AbstractContextManager[None]] = nullcontext
+    look: Callable[[], object] = lambda: None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,6 +229,7 @@ class _Watch:
                 self._listen(task)
                 found[task.token] = self._result(task, exited)
             looks += 1
+            self._bench.look()
             if looks % LOOKS_PER_GET == 0:
                 self._listen(self._tasks[0], show=True)
             if waiting and self._bench.interrupted.wait(LOOK_S):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from funcpipe import __version__
+from funcpipe.driver.load import Load
 from funcpipe.driver.measuring import WARMUP, Bench, Tell, measure
 from funcpipe.driver.place import open_place, sweep
 from funcpipe.driver.platform import host_for
@@ -35,6 +36,8 @@ from funcpipe.usercode import user_code
 __all__ = ["Listener", "Profiled", "profile_job"]
 
 MOST_COPIES = 4
+_FULL = 0.25
+"""Of the time without an idle CPU, above which it is told: functions are given 90 % of them."""
 
 Listener = Callable[[Mapping[str, Any]], None]
 """Takes an event: ``kind``, ``t`` (seconds since the beginning), and what belongs to it."""
@@ -91,7 +94,8 @@ def profile_job(
             {"job": loaded.ref, "platform": prepared.platform.title, "tiers_mb": list(tiers),
              "sizes": list(sizes), "copies": _copies(), "reasons": reasons},
         )  # fmt: skip
-        points = _measured(prepared, options, signals, tell)
+        load = Load()
+        points = _measured(prepared, options, signals, tell, load=load)
     profile = assemble(
         points,
         name=name_of(loaded),
@@ -99,8 +103,14 @@ def profile_job(
         late_s=late_of(prepared.platform),
         source=f"measured by funcpipe {__version__} on functions of an emulated "
         f"{prepared.platform.title}",
-        measured=_how(prepared, options, points, prints),
+        measured=_how(prepared, options, points, prints) | {"full_share": load.full_share},
     )
+    if load.full_share > _FULL:
+        text = (
+            f"this machine's CPUs had nothing to spare in {load.full_share:.0%} of the time of "
+            "measuring, so that times may be too long: let it do nothing else, and add --fresh"
+        )
+        tell("note", {"text": text, "level": "warning"})
     kept_in: Path | None = path
     try:
         save_cached(profile, path)
@@ -117,6 +127,8 @@ def _measured(
     options: ProfileOptions,
     signals: Signals,
     tell: Tell,
+    *,
+    load: Load,
 ) -> list[Point]:
     """Everything between an empty store and the results of the functions.
 
@@ -154,6 +166,7 @@ def _measured(
                 tell=tell,
                 interrupted=signals.interrupted,
                 held=signals.held,
+                look=load.look,
             )
             return measure(bench, options.tiers(quiet), options.sizes(batch_size))
         except FuncpipeError as error:

@@ -1,131 +1,54 @@
-"""Measuring with real functions: a whole profile, too little memory, an error, an interrupt."""
+"""A function that measures, on an emulated platform: under its limits, in its seconds."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
+import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import funcpipe as fp
-from funcpipe.errors import UserCodeError
+from funcpipe.driver.host import Exit
+from funcpipe.emulator.host import LocalHost
+from funcpipe.partitioner.platform import load_platform
+from tests.unit.worker.profiled import Stored
 
 from .helpers import eventually, processes_with
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(120)
 
-JOB = """
-import torch
-from torch import nn
-from torch.utils.data import TensorDataset
-
-import funcpipe as fp
+QUICK = {"time.cold_start_s": "0", "time.warm_start_s": "0", "network.latency_s": "0.001"}
 
 
-class Layer(nn.Module):
-    def __init__(self, megabytes):
-        super().__init__()
-        self.megabytes = megabytes
-        self.linear = nn.Linear(16, 16)
+def run(host: LocalHost, payload: bytes) -> Exit:
+    host.start(payload, name="profile", memory_mb=1769)
+    ended: list[Exit] = []
 
-    def forward(self, value):
-        value = self.linear(value)
-        spare = torch.ones(len(value), self.megabytes << 18)
-        return value + spare[:, :1]
+    def has_ended() -> bool:
+        ended.extend(host.exits())
+        return bool(ended)
 
-
-job = fp.Job(
-    model=lambda: nn.Sequential(Layer(1), Layer({megabytes})),
-    loss=nn.MSELoss(),
-    optimizer=lambda params: torch.optim.Adam(params),
-    train_data=lambda: TensorDataset(torch.ones(32, 16), torch.ones(32, 16)),
-    batch_size=16,
-)
-"""
+    assert eventually(has_ended, within_s=90.0)
+    return ended[0]
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path
-
-
-def write(folder: Path, text: str) -> str:
-    file = folder / "job.py"
-    file.write_text(text)
-    return str(file)
-
-
-def objects_in(folder: Path) -> list[Path]:
-    return [path for path in (folder / "store").rglob("*") if path.is_file()]
-
-
-def test_a_small_job_is_measured_and_sizes_that_do_not_fit_are_told(folder: Path) -> None:
-    # Given a layer that needs 100 MB for each sample for a while, and two memory sizes, one of
-    # which has no room for 16 of them
-    job = write(folder, JOB.replace("{megabytes}", "100"))
-    events: list[Any] = []
-    # When
-    profile = fp.profile(
-        job, tiers_mb=(1024, 3538), micro_batch_sizes=(1, 16), repeats=1,
-        store=str(folder / "store"), on_event=events.append,
-    )  # fmt: skip
-    # Then
-    assert [layer.name for layer in profile.layers] == ["0 Layer", "1 Layer"]
-    assert profile.micro_batch_sizes == (1, 16)
-    assert all(time > 0 for layer in profile.layers for row in layer.forward_s for time in row)
-    assert profile.layers[1].parameter_bytes == 4 * 16 * 17
-    assert profile.layers[1].optimizer_factor == pytest.approx(2, rel=0.1)
-    assert profile.layers[1].workspace_bytes >= 100 << 20
-    assert profile.layers[0].workspace_bytes < 20 << 20
-    assert profile.layers[0].output_bytes == 64
-    assert profile.put_cpu_s > 0
-    assert [one["micro_batch_sizes"] for one in profile.measured["points"]] == [[1], [1, 16]]
-    assert any("micro-batches of 16 are left out" in one.get("text", "") for one in events)
-    assert objects_in(folder) == []
-
-
-def test_an_error_of_the_model_reaches_the_user(folder: Path) -> None:
-    # Given a layer that fails in a function only
-    text = JOB.replace("{megabytes}", "1").replace(
-        "value = self.linear(value)",
-        "value = self.linear(value)\n        if len(value) == 4: raise ValueError('four')",
-    )
-    with pytest.raises(UserCodeError, match="four") as caught:
-        fp.profile(
-            write(folder, text), tiers_mb=1769, micro_batch_sizes=4, repeats=1,
-            store=str(folder / "store"),
-        )  # fmt: skip
-    assert "job.py" in str(caught.value)
-    assert objects_in(folder) == []
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_gives_everything_back(folder: Path, number: signal.Signals) -> None:
-    # Given a measurement that is under way
-    slow = JOB.replace("{megabytes}", "1").replace(
-        "value = self.linear(value)", "import time; time.sleep(0.5); value = self.linear(value)"
-    )
-    arguments = ["profile", write(folder, slow), "--store", str(folder / "store")]
-    with subprocess.Popen(
-        [sys.executable, "-m", "funcpipe", *arguments],
-        env={**os.environ, "TMPDIR": str(folder)},
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stderr is not None
-        while "1/5" not in process.stderr.readline():
-            pass
-        assert eventually(lambda: bool(processes_with(f"{folder}/funcpipe")), within_s=30)
-        # When
-        process.send_signal(number)
-        # Then
-        assert process.wait(timeout=60) == 130
-        assert "stopped: interrupted" in process.stderr.read()
-    assert processes_with(str(folder)) == []
-    assert objects_in(folder) == []
-    assert [path.name for path in folder.iterdir() if path.name.startswith("funcpipe")] == []
+def test_a_model_is_measured_range_by_range_in_one_environment(tmp_path: Path) -> None:
+    stored = Stored(tmp_path)
+    platform = load_platform("aws-lambda", changes=QUICK)
+    logs, writable = tmp_path / "logs", [tmp_path / "objects"]
+    with LocalHost(platform=platform, log_folder=logs, writable=writable) as host:
+        # When two functions measure the two halves, and a third is asked for what nobody knows
+        for first, stop in ((0, 2), (2, 3)):
+            ended = run(host, stored.task(first, stop).encode())
+            assert (ended.code, ended.reason) == (0, "done"), ended.log_tail
+        told = {**json.loads(stored.task().encode()), "task": "dance"}
+        refused = run(host, json.dumps(told).encode())
+    # then both have left what they saw, and the third says why it did nothing
+    for first, stop in ((0, 2), (2, 3)):
+        found = stored.said(stored.run.profile_result(f"t{first}-{stop}"))
+        assert len(found["layers"]) == stop - first
+        assert found["base_bytes"] > 100 << 20
+        assert found["threads"] == 1
+        assert found["transport"]["put_cpu_s"] > 0
+    assert refused.code == 1
+    assert "knows no task 'dance'" in refused.log_tail
+    assert processes_with(str(tmp_path)) == []
