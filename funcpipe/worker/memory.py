@@ -7,13 +7,14 @@ shows, that much is counted, as in a process that has loaded everything itself.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["age_s", "base_bytes", "forget_peak", "peak_bytes", "resident_bytes"]
+__all__ = ["age_s", "base_bytes", "forget_peak", "peak_bytes", "resident_bytes", "trim"]
 
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
@@ -51,6 +52,12 @@ def forget_peak() -> None:
     """Let the peak begin anew from what is held now, where the kernel lets this process say so."""
     with suppress(OSError):
         _CLEAR_REFS.write_text("5")
+
+
+def trim() -> None:
+    """Give the heap's free memory back to the kernel, where the C library can."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _held(status: Mapping[str, int], name: str, unseen_file_bytes: int) -> int:

@@ -21,7 +21,6 @@ from funcpipe.model.measure import (
     shares,
     step_by_layer,
     trained_bytes,
-    weight_bytes,
 )
 from funcpipe.model.sampling import batch_ids, num_batches
 from funcpipe.model.values import map_leaves, map_tensors, tensors_in
@@ -32,7 +31,7 @@ from funcpipe.usercode import user_code
 from funcpipe.worker.build import BuiltStage
 from funcpipe.worker.context import Context
 from funcpipe.worker.estimates import Block, scaled, spread, stretched
-from funcpipe.worker.memory import forget_peak, peak_bytes, resident_bytes
+from funcpipe.worker.memory import forget_peak, peak_bytes, resident_bytes, trim
 
 __all__ = ["Passes", "Times", "measure_times"]
 
@@ -180,8 +179,8 @@ def _random_like(leaf: Any) -> Tensor | None:
 class Times:
     """By size: seconds of each layer's forward and backward; of all sizes: of its step.
 
-    peaks: the most that the function held while a size was measured, with `in_flight`
-    micro-batches between forward and backward.
+    fixed_bytes: what libraries hold once passes have been run. peaks: the most that the function
+    held while a size was measured, with `in_flight` micro-batches between forward and backward.
     """
 
     forward_s: list[list[float]] = field(default_factory=list)
@@ -210,11 +209,13 @@ class Times:
         ]
 
 
-def measure_times(passes: Passes, *, fixed_above: int) -> Times:
-    """Every size in turn. fixed_above: bytes that were held before, the model's weights aside."""
+def measure_times(passes: Passes) -> Times:
+    """Every size in turn."""
     task, times = passes.task, Times()
     steps: list[float] = []
     unseen = passes.context.unseen_file_bytes
+    trim()
+    before = resident_bytes(unseen_file_bytes=unseen)
     for number, size in enumerate(task.sizes):
         forget_peak()
         passes.prepare(size)
@@ -223,13 +224,13 @@ def measure_times(passes: Passes, *, fixed_above: int) -> Times:
         warm.in_flight = _in_flight(pass_s, passes.most_in_flight(size), task.least_s)
         for _ in range(max(0, task.warmup - 1)):
             warm.run()
-        if number == 0:
-            now = resident_bytes(unseen_file_bytes=unseen)
-            times.fixed_bytes = max(0, now - fixed_above - _state_bytes(passes))
         blocks = _blocks(warm, task)
         forward_s, backward_s, step_s = stretched(blocks)
         steps.append(step_s)
         times.peaks.append(peak_bytes(unseen_file_bytes=unseen))
+        trim()  # what is free in the heap is no part of what libraries hold
+        left = resident_bytes(unseen_file_bytes=unseen) - before - _state_bytes(passes)
+        times.fixed_bytes = max(times.fixed_bytes, left)
         times.in_flight.append(warm.in_flight)
         times.num_passes.append(sum(block.counts[0] for block in blocks))
         times.stretches.append(
@@ -251,9 +252,9 @@ def measure_times(passes: Passes, *, fixed_above: int) -> Times:
 
 
 def _state_bytes(passes: Passes) -> int:
+    """Of gradients and the optimiser, which come with the first step."""
     stage = passes.built.stage
-    weights = sum(weight_bytes(layer) + trained_bytes(layer) for layer in stage.layers)
-    return weights + sum(optimizer_bytes(stage))
+    return sum(trained_bytes(layer) for layer in stage.layers) + sum(optimizer_bytes(stage))
 
 
 def _in_flight(pass_s: float, most: int, least_s: float) -> int:
