@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ ONE = Plan(stages=(StagePlan(first_layer=0, stop_layer=11),), micro_batch_size=4
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ProfileOptions]]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[ProfileOptions]:
     """What was to be measured, while a known profile stands in for it."""
     calls: list[ProfileOptions] = []
 
@@ -37,7 +37,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ProfileOptions]]:
         return Profiled(profile=PROFILE, cached=True, reasons=(), path=None)
 
     monkeypatch.setattr(auto, "profile_job", profile_job)
-    yield calls
+    return calls
 
 
 def test_the_planner_s_options_are_those_of_the_planner() -> None:
