@@ -26,7 +26,7 @@ STAMP := $(VENV)/.installed-for
 IS_WHOLE = test -x $(PY) && test "$$(cat $(STAMP) 2>/dev/null)" = '$(CURDIR)'
 REMAKE := $(shell $(IS_WHOLE) || echo remake)
 
-.PHONY: help install demo test lint style bench bench-step bench-emulator bench-plan pr clean remake
+.PHONY: help install demo test lint style bench bench-step bench-emulator bench-plan bench-predict pr clean remake
 
 help:
 	@echo "install     make $(VENV) with the pinned versions of constraints.txt"
@@ -36,6 +36,7 @@ help:
 	@echo "bench       every benchmark                        bench-step   one training step, taken apart"
 	@echo "bench-emulator   CPU shares, networks and time dilation against their nominal values"
 	@echo "bench-plan  how long planning takes, by model, platform and solver"
+	@echo "bench-predict   predictions of plans against their runs on the emulator; wants a quiet machine"
 	@echo "pr          lint, test, demo: all that a change must pass"
 	@echo "clean       remove $(VENV), caches and build results; keeps runs/"
 
@@ -66,7 +67,7 @@ style: $(STAMP)
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-bench: bench-step bench-emulator bench-plan
+bench: bench-step bench-emulator bench-plan bench-predict
 
 bench-step: $(STAMP)
 	$(PY) tests/benchmarks/bench_step.py $(BENCH_ARGS)
@@ -76,6 +77,9 @@ bench-emulator: $(STAMP)
 
 bench-plan: $(STAMP)
 	$(PY) tests/benchmarks/bench_plan.py $(BENCH_ARGS)
+
+bench-predict: $(STAMP)
+	$(PY) tests/benchmarks/bench_predict.py $(BENCH_ARGS)
 
 pr: lint test demo
 

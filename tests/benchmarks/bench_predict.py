@@ -30,7 +30,7 @@ from typing import Any
 from predict_cases import CASES, JOBS, PLATFORM, at_the_edge, is_refused_below, plan_of
 
 import funcpipe as fp
-from funcpipe.calibration import predicted_step_s
+from funcpipe.calibration.compare import predicted_step_s
 from funcpipe.calibration.compare import compare as beside
 from funcpipe.calibration.observed import Held, observe
 from funcpipe.emulator.server import KINDS
