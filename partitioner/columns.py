@@ -165,7 +165,7 @@ class Columns:
         return {
             "memory_fixed": fixed + np.where(again, size * kept, 0.0),
             "memory_each": size * each,
-            "memory_step": state + self._sum(layers.step_workspace) + sync,
+            "memory_step": state + _span_maxima(layers.step_workspace, self.choice) + sync,
         }
 
     def _fees(self) -> dict[str, Floats]:
@@ -230,7 +230,7 @@ def _span_maxima(values: Floats, choice: Choice) -> Floats:
 
 
 class _Layers:
-    """Sums over layers 0 to k - 1, for every k; times by tier too. workspace: by layer."""
+    """Sums over layers 0 to k - 1, for every k; times by tier too. Workspaces are by layer."""
 
     def __init__(self, setting: Setting, size: int, tiers_mb: tuple[int, ...]) -> None:
         profile, platform = setting.profile, setting.platform
@@ -250,7 +250,7 @@ class _Layers:
             [[one.parameter_bytes + one.trained * (1 + one.optimizer_factor) for one in every]]
         )[0]
         self.kept = _sums([[one.activation_bytes for one in every]])[0]
-        self.step_workspace = _sums([[one.step_workspace_bytes for one in every]])[0]
+        self.step_workspace = np.array([one.step_workspace_bytes for one in every])
         self.workspace = np.array([one.workspace_bytes for one in every])
         self.output = np.array([profile.input_bytes, *(one.output_bytes for one in every)])
         self.gradient = np.array([0.0, *(one.output_gradient for one in every)])

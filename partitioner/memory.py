@@ -59,9 +59,9 @@ def memory_use(
 
     state = parameters + gradients + optimiser; activations = held x (what its layers keep + its
     output, which waits for its gradient). A stage that recomputes keeps its input instead, and in
-    the backward of one micro-batch all that its layers keep. Workspace: of the layer that needs the
-    most, for layers run one after the other; the optimiser's: of all layers, as optimisers hold
-    temporaries for all parameters at once where they work on them together (torch's `foreach`).
+    the backward of one micro-batch all that its layers keep. Workspaces: of the layer that needs
+    the most, for layers run one after the other, and optimisers go from parameter to parameter on a
+    CPU; of one that does not, a profile has for every layer what all of them need.
     Transfers: `PREFETCH` messages that have come early, an output and a gradient on their way.
     Sync: two parts of 1/degree, one being added while the next one comes. Data: at the first stage,
     which reads inputs, and at the last, which reads targets.
@@ -88,6 +88,6 @@ def memory_use(
         activations=num_samples * activations,
         workspace=num_samples * max(layer.workspace_bytes for layer in layers),
         transfers=num_samples * (PREFETCH * received + outgoing + grad_out),
-        step_workspace=sum(layer.step_workspace_bytes for layer in layers),
+        step_workspace=max(layer.step_workspace_bytes for layer in layers),
         sync=2 * trained / stage.replicas if stage.replicas > 1 else 0.0,
     )

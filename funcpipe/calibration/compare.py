@@ -70,7 +70,7 @@ def compare(observed: Observed, setting: Setting, plan: Plan) -> list[Beside]:
             Beside(
                 name=f"stage {number}: memory over base",
                 unit=BYTES,
-                predicted=told.memory.total - told.memory.base,
+                predicted=told.memory.total - (seen.base_bytes or told.memory.base),
                 measured=seen.over_base_bytes or None,
             )
         )

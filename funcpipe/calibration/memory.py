@@ -30,8 +30,8 @@ def with_memory(
         planned = evaluate(replace(setting, profile=profile), plan).stages
         layers = list(profile.layers)
         for number, stage in enumerate(plan.stages):
-            memory = planned[number].memory
-            lack = observed.stages[number].over_base_bytes - (memory.total - memory.base)
+            seen, memory = observed.stages[number], planned[number].memory
+            lack = seen.over_base_bytes + (seen.base_bytes or memory.base) - memory.total
             if lack > 0:
                 own = layers[stage.first_layer : stage.stop_layer]
                 layers[stage.first_layer : stage.stop_layer] = share(
@@ -69,9 +69,8 @@ def _to_workspace(layers: list[LayerProfile], lack: float, size: _Size) -> list[
 
 
 def _to_step_workspace(layers: list[LayerProfile], lack: float, _: _Size) -> list[LayerProfile]:
-    """Those of all layers count together."""
-    more = lack / len(layers)
-    return [replace(one, step_workspace_bytes=one.step_workspace_bytes + more) for one in layers]
+    """As for a workspace: one layer's counts."""
+    return [replace(one, step_workspace_bytes=one.step_workspace_bytes + lack) for one in layers]
 
 
 def _to_activations(layers: list[LayerProfile], lack: float, size: _Size) -> list[LayerProfile]:

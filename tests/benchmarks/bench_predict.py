@@ -2,8 +2,8 @@
 
 time_error     |simulated / measured - 1| of a step among others, over the plans of
                `predict_cases`: median and largest
-memory_ratio   measured peak above base over planned above base, the largest of all stages; and the
-               least of those with 200 MB or more planned
+memory_ratio   measured peak over planned memory, both above the base that was measured: the
+               largest of all stages, and the least of those with 200 MB or more planned
 dollar_error   |predicted / billed - 1| of a step's dollars, the largest
 rank           Kendall's tau between planned and measured order of these plans, by time and dollars
 edge           a plan with as few MB as it is planned to need runs, and 1 MB less is refused
@@ -30,8 +30,8 @@ from typing import Any
 from predict_cases import CASES, JOBS, PLATFORM, at_the_edge, is_refused_below, plan_of
 
 import funcpipe as fp
-from funcpipe.calibration.compare import predicted_step_s
 from funcpipe.calibration.compare import compare as beside
+from funcpipe.calibration.compare import predicted_step_s
 from funcpipe.calibration.observed import Held, observe
 from funcpipe.emulator.server import KINDS
 from funcpipe.errors import FuncpipeError
@@ -121,7 +121,7 @@ class Runs:
         rows = {row.name: row for row in beside(seen, setting, plan)}
         cost = rows["cost of a step"]
         stages = [
-            (told.memory.total - told.memory.base, own.over_base_bytes)
+            (told.memory.total - own.base_bytes, own.over_base_bytes)
             for told, own in zip(evaluate(setting, plan).stages, seen.stages, strict=True)
         ]
         large = [over / planned for planned, over in stages if planned >= LARGE_BYTES]

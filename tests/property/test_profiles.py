@@ -183,7 +183,6 @@ def sums(profile: ModelProfile, sizes: tuple[int, ...]) -> list[float]:
         lambda layer: layer.trained,
         lambda layer: layer.trained * layer.optimizer_factor,
         lambda layer: layer.activation_bytes,
-        lambda layer: layer.step_workspace_bytes,
     ):
         found.append(math.fsum(layer_sum(layer) for layer in profile.layers))
     return found

@@ -52,15 +52,15 @@ def test_the_data_set_is_held_once_at_each_end() -> None:
     assert use_of(profile, 0, 3).data == 1000
 
 
-@pytest.mark.parametrize(("step", "expected"), [(0, 0), (10, 0), (50, 50)])
-def test_the_optimiser_steps_when_no_micro_batch_is_left(step: float, expected: float) -> None:
+@pytest.mark.parametrize("step", [0, 10, 200])
+def test_the_optimiser_steps_when_no_micro_batch_is_left(step: float) -> None:
     # Given a last stage that keeps 2 x 4 x 5 x 2 bytes, and for a while 4 x 2 and 4 x 3 x 3
     profile = chain(0, 1, 2, step=step)
     passes = 80 + 8 + 36
     # Then the larger one counts, beside base, weights and gradients
     told = use_of(profile, 1, 3)
-    assert told.step_workspace == 2 * step
-    assert told.total == 100 + 40 + max(passes, 2 * expected)
+    assert told.step_workspace == step
+    assert told.total == 100 + 40 + max(passes, step)
     # And what is there for all of a step comes on top
     replicated = use_of(profile, 1, 3, replicas=4)
     assert replicated.total == told.total + 2 * 20 / 4
