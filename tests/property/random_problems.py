@@ -19,7 +19,8 @@ from funcpipe.partitioner.space import Space
 from funcpipe.partitioner.table import Table
 
 MB = 2**20
-MOST_PLANS = 700
+MOST: tuple[tuple[dict[str, bool], int], ...] = (({}, 700), ({"of_any_length": True}, 10_000))
+"""Plans of a problem: tests look at all of them."""
 
 
 def random_profile(rng: np.random.Generator) -> ModelProfile:
@@ -140,9 +141,11 @@ def random_goal(problem: Problem, rng: np.random.Generator) -> Goal:
     return objective.goal(time_s, dollars)
 
 
-def number_of_plans(problem: Problem) -> int:
+def number_of_plans(problem: Problem, *, of_any_length: bool = False) -> int:
+    """of_any_length: also those of more stages than may be."""
     tables = [problem.table(combination) for combination in problem.combinations()]
-    return sum(count_plans(table, problem.max_stages) for table in tables)
+    most = max(table.num_layers for table in tables) if of_any_length else problem.max_stages
+    return sum(count_plans(table, most) for table in tables)
 
 
 @cache
@@ -151,7 +154,8 @@ def problem_and_goal(seed: int) -> tuple[Problem, Goal]:
     while True:
         try:
             problem = random_problem(rng)
-            if problem.combinations() and number_of_plans(problem) <= MOST_PLANS:
+            few = (number_of_plans(problem, **one) <= most for one, most in MOST)
+            if problem.combinations() and all(few):
                 return problem, random_goal(problem, rng)
         except PlanError:  # what was drawn contradicts itself, such as more stages than layers
             continue
