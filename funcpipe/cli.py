@@ -99,7 +99,7 @@ def _train(arguments: argparse.Namespace, run: _Run) -> int:
     from rich.console import Console
 
     from funcpipe import api
-    from funcpipe.report.chosen_text import chosen_parts
+    from funcpipe.cli_chosen import chosen_parts
     from funcpipe.report.plan_text import print_parts, width_of
     from funcpipe.report.profile_progress import measuring_progress
     from funcpipe.report.progress import progress_for

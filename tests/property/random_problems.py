@@ -29,7 +29,8 @@ def random_profile(rng: np.random.Generator) -> ModelProfile:
     fast = float(rng.uniform(0.4, 1.0))
 
     def layer(number: int) -> LayerProfile:
-        forward, backward = slow * rng.uniform(0.05, 1), slow * rng.uniform(0.1, 2)
+        own = slow * 10.0 ** rng.uniform(-2, 0)
+        forward, backward = own, own * rng.uniform(1, 3)
         parameters = float(rng.uniform(1, 150) * MB) if rng.random() < 0.8 else 0.0
         return LayerProfile(
             name=f"layer{number}",
@@ -63,10 +64,10 @@ def workspaces(rng: np.random.Generator) -> dict[str, float]:
 
 
 def transport(rng: np.random.Generator, slow: float) -> dict[str, float]:
-    """Of a profile whose layers take about `slow` seconds: nothing, or up to as much for each
-    message; late ones, and data that most memory sizes have room for.
+    """Of a profile whose layers take about `slow` seconds: nothing, or from a ten-thousandth to
+    as much for each message; late ones, and data that most memory sizes have room for.
     """
-    seconds = [float(slow * rng.uniform(0, 1)) * (rng.random() < 0.5) for _ in range(3)]
+    seconds = [float(slow * 10.0 ** rng.uniform(-4, 0)) * (rng.random() < 0.5) for _ in range(3)]
     per_byte = [float(slow * 10.0 ** rng.uniform(-9, -6)) * (rng.random() < 0.5) for _ in range(2)]
     names = ("put_cpu_s", "get_cpu_s", "late_s", "put_byte_cpu_s", "get_byte_cpu_s")
     drawn = dict(zip(names, [*seconds, *per_byte], strict=True))

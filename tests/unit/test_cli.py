@@ -19,10 +19,12 @@ import pytest
 import funcpipe
 from funcpipe import api, cli
 from funcpipe.cli_plan_options import BY_NAME, PLANNER, flag_of
+from funcpipe.driver.auto import split
 from funcpipe.driver.options import PLATFORMS, RunOptions
 from funcpipe.emulator.server import KINDS
 from funcpipe.errors import FuncpipeError, LossError, PlanError, Stopped, describe
 from funcpipe.partitioner.plan import METHODS, SCHEDULES, Plan, StagePlan
+from funcpipe.planning import PlanOptions
 from funcpipe.report.events import EventLog
 from funcpipe.report.summary import Summary, read_summary, write_summary
 
@@ -199,7 +201,9 @@ def test_the_examples_in_the_help_are_understood(
     assert len(examples) >= 4
     for line in examples:
         assert cli.main(line.partition(" >")[0].split()) == 0
-        RunOptions.of({k: v for k, v in train.calls[-1][1].items() if k != "plan"})
+        own, planner = split({k: v for k, v in train.calls[-1][1].items() if k != "plan"})
+        RunOptions.of(own)
+        PlanOptions.of(planner)
 
 
 @pytest.mark.parametrize(

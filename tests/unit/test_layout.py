@@ -54,8 +54,9 @@ ARROWS: dict[str, str] = {
     "keys locate model partitioner passes planning profiles profiletask report sameness schedule "
     "store sync usercode wire",
     "api": "bundle driver job locate model partitioner planning report store usercode",
-    "cli": "api cli_calibrate cli_doctor cli_options cli_output cli_plan cli_plan_options "
-    "cli_platforms cli_profile report",
+    "cli": "api cli_calibrate cli_chosen cli_doctor cli_options cli_output cli_plan "
+    "cli_plan_options cli_platforms cli_profile report",
+    "cli_chosen": "driver.auto driver.profiling report",
     "cli_output": "",
     "cli_options": "partitioner.limits",
     "cli_plan": "cli_plan_file cli_plan_options partitioner planning report",
