@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from funcpipe.driver.options import SHAPE, RunOptions
-from funcpipe.driver.profile_options import ProfileOptions
+from funcpipe.driver.profile_options import ProfileOptions, evenly
 from funcpipe.driver.profiling import Listener, Profiled, profile_job
 from funcpipe.errors import PlanError
 from funcpipe.locate import LoadedJob
@@ -32,6 +32,8 @@ CHOOSE = "choose"
 
 OTHERS = ("min-cost", "min-time", "weighted:0.5")
 OTHERS_LIMIT_S = 10.0
+MOST_TIERS = 5
+"""That a job is measured with: as many as without a choice of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,11 +145,12 @@ def _with_memory(memory_mb: tuple[int, ...], planner: dict[str, Any]) -> dict[st
 
 
 def _profile_options(options: RunOptions, asking: PlanOptions) -> ProfileOptions:
-    """Measured where it runs, with the sizes that may be chosen if there are few of them."""
+    """Measured where it runs, with memory sizes that may be chosen: a few of them, if many may."""
+    tiers = asking.tiers_mb
     return ProfileOptions(
         emulate=options.emulate,
         set=options.set,
-        tiers_mb=asking.tiers_mb,
+        tiers_mb=None if tiers is None else evenly(sorted(set(tiers)), MOST_TIERS),
         store=options.store,
         endpoint=options.endpoint,
         region=options.region,

@@ -13,7 +13,7 @@ from funcpipe.partitioner.figures import as_text, near
 from funcpipe.partitioner.limits import is_count, shown
 from funcpipe.partitioner.platform import PlatformSpec, load_platform
 
-__all__ = ["ProfileOptions", "default_sizes", "default_tiers"]
+__all__ = ["ProfileOptions", "default_sizes", "default_tiers", "evenly"]
 
 VCPUS = (0.5, 1.0, 2.0, 4.0, math.inf)
 """Shares of CPUs at about which times are taken, unless the user names memory sizes."""
@@ -114,10 +114,10 @@ class ProfileOptions:
 def default_sizes(batch_size: int) -> tuple[int, ...]:
     """The batch divided by powers of two, down to 1: evenly chosen ones if they are many."""
     sizes = sorted({-(-batch_size // 2**power) for power in range(batch_size.bit_length() + 1)})
-    return _evenly(sizes, MOST_SIZES)
+    return evenly(sizes, MOST_SIZES)
 
 
-def _evenly(values: Sequence[int], most: int) -> tuple[int, ...]:
+def evenly(values: Sequence[int], most: int) -> tuple[int, ...]:
     """At most so many, the first and the last among them."""
     if len(values) <= most:
         return tuple(values)

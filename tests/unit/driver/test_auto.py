@@ -114,6 +114,11 @@ def test_one_memory_size_is_what_may_be_chosen(asked: list[ProfileOptions]) -> N
     assert len(asked) == 1  # both before anything was measured
 
 
+def test_a_job_is_measured_with_a_few_of_many_memory_sizes(asked: list[ProfileOptions]) -> None:
+    api.choose(JOB, tiers_mb=(512, 1024, 1280, 1536, 1769, 2048, 2560, 3072, 3538))
+    assert asked == [ProfileOptions(tiers_mb=(512, 1280, 1769, 2560, 3538))]
+
+
 def test_what_cannot_be_kept_is_told(asked: list[ProfileOptions]) -> None:
     with pytest.raises(Infeasible, match="a step takes at least"):
         api.choose(JOB, max_time_s=1e-6)
