@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from funcpipe.driver.options import SHAPE, RunOptions
-from funcpipe.driver.profile_options import ProfileOptions, evenly
+from funcpipe.driver.profile_options import VCPUS, ProfileOptions, evenly
 from funcpipe.driver.profiling import Listener, Profiled, profile_job
 from funcpipe.errors import PlanError
 from funcpipe.locate import LoadedJob
@@ -32,8 +32,6 @@ CHOOSE = "choose"
 
 OTHERS = ("min-cost", "min-time", "weighted:0.5")
 OTHERS_LIMIT_S = 10.0
-MOST_TIERS = 5
-"""That a job is measured with: as many as without a choice of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +148,7 @@ def _profile_options(options: RunOptions, asking: PlanOptions) -> ProfileOptions
     return ProfileOptions(
         emulate=options.emulate,
         set=options.set,
-        tiers_mb=None if tiers is None else evenly(sorted(set(tiers)), MOST_TIERS),
+        tiers_mb=None if tiers is None else evenly(sorted(set(tiers)), len(VCPUS)),
         store=options.store,
         endpoint=options.endpoint,
         region=options.region,

@@ -13,7 +13,7 @@ from funcpipe.partitioner.figures import as_text, near
 from funcpipe.partitioner.limits import is_count, shown
 from funcpipe.partitioner.platform import PlatformSpec, load_platform
 
-__all__ = ["ProfileOptions", "default_sizes", "default_tiers", "evenly"]
+__all__ = ["VCPUS", "ProfileOptions", "default_sizes", "default_tiers", "evenly"]
 
 VCPUS = (0.5, 1.0, 2.0, 4.0, math.inf)
 """Shares of CPUs at about which times are taken, unless the user names memory sizes."""

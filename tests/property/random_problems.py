@@ -19,8 +19,9 @@ from funcpipe.partitioner.space import Space
 from funcpipe.partitioner.table import Table
 
 MB = 2**20
-MOST: tuple[tuple[dict[str, bool], int], ...] = (({}, 700), ({"of_any_length": True}, 10_000))
-"""Plans of a problem: tests look at all of them."""
+MOST_PLANS = 700
+MOST_OF_ANY_LENGTH = 10_000
+"""Also of more stages than may be: tests look at all of them."""
 
 
 def random_profile(rng: np.random.Generator) -> ModelProfile:
@@ -149,14 +150,20 @@ def number_of_plans(problem: Problem, *, of_any_length: bool = False) -> int:
     return sum(count_plans(table, most) for table in tables)
 
 
+def has_few_plans(problem: Problem) -> bool:
+    return (
+        number_of_plans(problem) <= MOST_PLANS
+        and number_of_plans(problem, of_any_length=True) <= MOST_OF_ANY_LENGTH
+    )
+
+
 @cache
 def problem_and_goal(seed: int) -> tuple[Problem, Goal]:
     rng = np.random.default_rng(seed)
     while True:
         try:
             problem = random_problem(rng)
-            few = (number_of_plans(problem, **one) <= most for one, most in MOST)
-            if problem.combinations() and all(few):
+            if problem.combinations() and has_few_plans(problem):
                 return problem, random_goal(problem, rng)
         except PlanError:  # what was drawn contradicts itself, such as more stages than layers
             continue
