@@ -26,7 +26,8 @@ polls, before anybody has seen it. See `funcpipe.store.wait`."""
 Result = Mapping[str, Any]
 
 _BYTES = ("parameter_bytes", "trained_bytes", "optimizer_bytes", "activation_bytes", "output_bytes",
-          "output_gradient_bytes", "workspace_bytes", "step_workspace_bytes")  # fmt: skip
+          "output_gradient_bytes", "workspace_bytes", "fixed_workspace_bytes",
+          "step_workspace_bytes")  # fmt: skip
 _TRANSPORT = ("put_cpu_s", "get_cpu_s", "put_byte_cpu_s", "get_byte_cpu_s")
 
 
@@ -152,9 +153,8 @@ def _most(results: Iterable[Result], key: str) -> float:
 
 
 def _base_of(result: Result) -> float:
-    """What a function held before the model, and what came on top of it whatever the samples."""
-    spare = _most(result["layers"], "fixed_workspace_bytes")
-    return float(result["base_bytes"] + (result.get("fixed_bytes") or 0) + spare)
+    """What a function held before the model, and what libraries held once passes had been run."""
+    return float(result["base_bytes"] + (result.get("fixed_bytes") or 0))
 
 
 def _filled(

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from funcpipe.partitioner.collective import sync_s
+from funcpipe.partitioner.memory import parts_held
 from funcpipe.partitioner.platform import BYTES_PER_STORE_GB
 from funcpipe.partitioner.pricing import dollars_per_s
 from funcpipe.partitioner.setting import Setting
@@ -155,17 +156,18 @@ class Columns:
         received = np.maximum(self.q_in, self.g_in)
         transfers = size * (PREFETCH * received + self.q_out + self.g_out)
         degree = self.choice.degree
-        sync = np.where(degree > 1, 2 * self.trained / degree, 0.0)
+        parts = np.array([parts_held(one) for one in degree.tolist()])
+        sync = parts * self.trained / degree
         profile = self.setting.profile
-        state = profile.base_memory_bytes + self._sum(layers.state)
-        state += np.where(self.is_first | self.is_last, profile.data_bytes, 0.0)
-        workspace = size * _span_maxima(layers.workspace, self.choice)
+        always = profile.base_memory_bytes + self._sum(layers.state) + transfers
+        always += np.where(self.is_first | self.is_last, profile.data_bytes, 0.0)
         each = np.where(again, layers.output[self.choice.start], kept) + self.q_out
-        fixed = state + transfers + sync + workspace
+        passes = _span_maxima(layers.workspace, self.choice) + np.where(again, size * kept, 0.0)
+        step = _span_maxima(layers.step_workspace, self.choice)
         return {
-            "memory_fixed": fixed + np.where(again, size * kept, 0.0),
+            "memory_fixed": always + passes,
             "memory_each": size * each,
-            "memory_step": state + _span_maxima(layers.step_workspace, self.choice) + sync,
+            "memory_step": always + np.maximum(step, sync),
         }
 
     def _fees(self) -> dict[str, Floats]:
@@ -251,7 +253,9 @@ class _Layers:
         )[0]
         self.kept = _sums([[one.activation_bytes for one in every]])[0]
         self.step_workspace = np.array([one.step_workspace_bytes for one in every])
-        self.workspace = np.array([one.workspace_bytes for one in every])
+        self.workspace = np.array(
+            [size * one.workspace_bytes + one.fixed_workspace_bytes for one in every]
+        )
         self.output = np.array([profile.input_bytes, *(one.output_bytes for one in every)])
         self.gradient = np.array([0.0, *(one.output_gradient for one in every)])
         self.up = np.array([platform.up_bytes_per_s(tier) for tier in tiers_mb])

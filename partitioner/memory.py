@@ -9,32 +9,33 @@ from funcpipe.partitioner.profile import ModelProfile
 from funcpipe.schedule.order import share, window
 from funcpipe.schedule.program import PREFETCH
 
-__all__ = ["MemoryUse", "held_micro_batches", "memory_use"]
+__all__ = ["MemoryUse", "held_micro_batches", "memory_use", "parts_held"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryUse:
     """Bytes. base: before anything of the model is there. state: weights, gradients and the
-    optimiser's. data: of the data set. activations: of the micro-batches between forward and
-    backward. workspace: what the forward or backward under way needs beside them. transfers:
-    received and not yet used, or not yet sent. step_workspace: what the optimiser's step needs,
-    when none of these three is left. sync: parts of the gradient that have arrived.
+    optimiser's. data: of the data set. transfers: received and not yet used, or not yet sent.
+
+    The others are there one after the other. activations: of the micro-batches between forward and
+    backward; workspace: what the forward or backward under way needs beside them. sync: parts of
+    the gradient that have arrived, when all backwards are done. step_workspace: what the
+    optimiser's step needs, when these are added.
     """
 
     base: float
     state: float
     data: float
+    transfers: float
     activations: float
     workspace: float
-    transfers: float
-    step_workspace: float
     sync: float
+    step_workspace: float
 
     @property
     def total(self) -> float:
-        fixed = self.base + self.state + self.data
-        passes = fixed + self.activations + self.workspace + self.transfers
-        return max(passes, fixed + self.step_workspace) + self.sync
+        fixed = self.base + self.state + self.data + self.transfers
+        return fixed + max(self.activations + self.workspace, self.sync, self.step_workspace)
 
 
 def held_micro_batches(
@@ -52,6 +53,11 @@ def held_micro_batches(
     return min(own, -(-window(stage, num_stages, depth) // degree))
 
 
+def parts_held(degree: int) -> int:
+    """How many parts of a gradient a replica has received and not added yet, at the most."""
+    return min(2, degree - 1)
+
+
 def memory_use(
     profile: ModelProfile, stage: StagePlan, *, num_samples: int, held: int, is_last: bool
 ) -> MemoryUse:
@@ -63,8 +69,9 @@ def memory_use(
     the most, for layers run one after the other, and optimisers go from parameter to parameter on a
     CPU; of one that does not, a profile has for every layer what all of them need.
     Transfers: `PREFETCH` messages that have come early, an output and a gradient on their way.
-    Sync: two parts of 1/degree, one being added while the next one comes. Data: at the first stage,
-    which reads inputs, and at the last, which reads targets.
+    Sync: parts of 1/degree, one being added while the next one comes; of two replicas each gets
+    one. What is sent is read where it lies. Data: at the first stage, which reads inputs, and at
+    the last, which reads targets.
     """
     layers = profile.layers[stage.first_layer : stage.stop_layer]
     before = profile.layers[stage.first_layer - 1] if stage.first_layer else None
@@ -85,9 +92,11 @@ def memory_use(
             layer.parameter_bytes + layer.trained * (1 + layer.optimizer_factor) for layer in layers
         ),
         data=profile.data_bytes if before is None or is_last else 0.0,
-        activations=num_samples * activations,
-        workspace=num_samples * max(layer.workspace_bytes for layer in layers),
         transfers=num_samples * (PREFETCH * received + outgoing + grad_out),
+        activations=num_samples * activations,
+        workspace=max(
+            num_samples * layer.workspace_bytes + layer.fixed_workspace_bytes for layer in layers
+        ),
+        sync=parts_held(stage.replicas) * trained / stage.replicas,
         step_workspace=max(layer.step_workspace_bytes for layer in layers),
-        sync=2 * trained / stage.replicas if stage.replicas > 1 else 0.0,
     )

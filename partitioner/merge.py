@@ -1,8 +1,9 @@
 """Making a chain shorter: neighbouring layers become one, so that planning has less to choose from.
 
-Every plan of the merged chain is a plan of the original one with the same time, memory and dollars
-(`Merged.expand`): a merged layer's figures are the sums of its layers', its workspaces are their
-largest, for they run one after the other, and what crosses a cut behind it is what crosses there.
+Every plan of the merged chain is a plan of the original one with the same time and dollars, and no
+more memory (`Merged.expand`): a merged layer's figures are the sums of its layers', its workspaces
+are their largest, for they run one after the other, and what crosses a cut behind it is what
+crosses there.
 So merging loses plans and invents none. What that can cost is bounded by planning once more, for
 `Merged.relaxed`; see there.
 
@@ -234,6 +235,7 @@ def _joined(layers: Sequence[LayerProfile]) -> LayerProfile:
         output_gradient_bytes=layers[-1].output_gradient,
         step_s=tuple(math.fsum(column) for column in zip(*steps, strict=True)),
         workspace_bytes=max(layer.workspace_bytes for layer in layers),
+        fixed_workspace_bytes=max(layer.fixed_workspace_bytes for layer in layers),
         step_workspace_bytes=max(layer.step_workspace_bytes for layer in layers),
     )
 

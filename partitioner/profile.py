@@ -44,7 +44,7 @@ Grid = tuple[tuple[float, ...], ...]
 
 _LAYER_BYTES = (
     "parameter_bytes", "activation_bytes", "output_bytes", "workspace_bytes",
-    "step_workspace_bytes",
+    "fixed_workspace_bytes", "step_workspace_bytes",
 )  # fmt: skip
 _MODEL_BYTES = ("base_memory_bytes", "input_bytes", "data_bytes")
 _MODEL_SECONDS = ("put_cpu_s", "get_cpu_s", "put_byte_cpu_s", "get_byte_cpu_s", "late_s")
@@ -61,8 +61,9 @@ class LayerProfile:
     2 for Adam). Per sample: activation_bytes, what the layer keeps from its forward to its
     backward, its input included where it needs that; output_bytes, what crosses a cut behind
     it; output_gradient_bytes, what crosses it in the backward (None: as many); workspace_bytes,
-    what its forward or backward needs beside these at its fullest. step_workspace_bytes: what the
-    optimiser's step of its parameters needs for as long as it lasts.
+    what its forward or backward needs beside these at its fullest; fixed_workspace_bytes, what it
+    needs of that whatever the samples. step_workspace_bytes: what the optimiser's step of its
+    parameters needs for as long as it lasts.
     """
 
     name: str
@@ -76,6 +77,7 @@ class LayerProfile:
     output_gradient_bytes: float | None = None
     step_s: tuple[float, ...] = ()
     workspace_bytes: float = 0
+    fixed_workspace_bytes: float = 0
     step_workspace_bytes: float = 0
 
     def __post_init__(self) -> None:

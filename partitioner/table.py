@@ -33,7 +33,8 @@ class Table:
     of that lane; entry: of an activation's way in and its gradient's way out. tail: `cost.tail_s`.
     synchronises: whether there is a gradient to synchronise. per_s, per_step: dollars of all
     replicas, as in `StageFees`. memory_fixed, memory_each: bytes, and bytes for each micro-batch
-    that is held; memory_step: bytes in the optimiser's step. Rows are ordered by stop, then start.
+    that is held; memory_step: bytes when gradients are synchronised and the optimiser steps. Rows
+    are ordered by stop, then start.
     """
 
     combination: Combination

@@ -90,7 +90,9 @@ def _memory(predicted: object, measured: object) -> Iterator[Beside]:
         planned = told.get("memory_bytes") if isinstance(told, Mapping) else None
         if not isinstance(planned, Mapping) or not isinstance(seen, Mapping):
             continue
-        total, base = number_of(planned.get("total")), number_of(planned.get("base"))
+        total = number_of(planned.get("total"))
+        # What a plan calls base has libraries in it that a function loads as it goes.
+        base = number_of(seen.get("base_bytes")) or number_of(planned.get("base"))
         yield Beside(
             name=f"stage {number}: memory over base",
             unit=BYTES,

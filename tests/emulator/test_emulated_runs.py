@@ -126,7 +126,9 @@ def test_out_of_memory_is_told_as_that_and_nothing_else(runs: Runs) -> None:
     assert type(ran.error) is OutOfMemory
     assert (ran.error.stage, ran.error.replica) in [(1, 0), (1, 1)]
     text = str(ran.error)
-    assert "ran out of memory, after 1 of 4 steps" in text
+    # the report of the first step may have died with the function, on its way
+    assert ran.summary.steps in (0, 1)
+    assert f"ran out of memory, after {ran.summary.steps} of 4 steps" in text
     assert "512 MB (a tier of aws-lambda)" in text
     assert "--memory-mb" in text
     # in the events too, and the others were only stopped for it
@@ -139,7 +141,6 @@ def test_out_of_memory_is_told_as_that_and_nothing_else(runs: Runs) -> None:
     assert summary.status == "failed"
     assert summary.error is not None
     assert summary.error["type"] == "OutOfMemory"
-    assert summary.steps == 1
 
 
 def test_a_function_over_its_time_is_named(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ def layer_result(index: int, sizes: Iterable[int], *, memory: bool, scale: float
         "output_bytes": 20.0 + index,
         "output_gradient_bytes": 10.0 + index,
         "workspace_bytes": 5.0 + index,
+        "fixed_workspace_bytes": 6.0 + index,
         "step_workspace_bytes": 7.0 + index,
     }
     return {

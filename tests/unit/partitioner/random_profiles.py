@@ -29,6 +29,7 @@ def random_profile(seed: int, num_layers: int = 8, *, largest_mib: int = 40) -> 
             output_gradient_bytes=chance.choice([None, chance.randrange(100_000, 4_000_000)]),
             step_s=chance.choice([(), (0.01, 0.004)]),
             workspace_bytes=chance.choice([0, chance.randrange(largest_mib * MIB)]),
+            fixed_workspace_bytes=chance.choice([0, chance.randrange(largest_mib * MIB)]),
             step_workspace_bytes=chance.choice([0, chance.randrange(20 * largest_mib * MIB)]),
         )
 

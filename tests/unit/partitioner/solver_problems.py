@@ -49,6 +49,7 @@ def problem(
         return replace(
             one,
             workspace_bytes=chance.choice([0.0, chance.uniform(1, 30) * MIB]),
+            fixed_workspace_bytes=chance.choice([0.0, chance.uniform(1, 30) * MIB]),
             step_workspace_bytes=chance.choice([0.0, chance.uniform(1, 90) * MIB]),
         )
 

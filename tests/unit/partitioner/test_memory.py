@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -54,16 +56,41 @@ def test_the_data_set_is_held_once_at_each_end() -> None:
 
 @pytest.mark.parametrize("step", [0, 10, 200])
 def test_the_optimiser_steps_when_no_micro_batch_is_left(step: float) -> None:
-    # Given a last stage that keeps 2 x 4 x 5 x 2 bytes, and for a while 4 x 2 and 4 x 3 x 3
+    # Given a last stage that keeps 2 x 4 x 5 x 2 bytes, and for a while 4 x 2
     profile = chain(0, 1, 2, step=step)
-    passes = 80 + 8 + 36
-    # Then the larger one counts, beside base, weights and gradients
+    passes = 80 + 8
+    # Then the larger one counts, beside base, weights, gradients and 4 x 3 x 3 on their way
     told = use_of(profile, 1, 3)
     assert told.step_workspace == step
-    assert told.total == 100 + 40 + max(passes, step)
-    # And what is there for all of a step comes on top
-    replicated = use_of(profile, 1, 3, replicas=4)
-    assert replicated.total == told.total + 2 * 20 / 4
+    assert told.total == 100 + 40 + 36 + max(passes, step)
+
+
+@pytest.mark.parametrize(("replicas", "parts"), [(1, 0), (2, 1), (3, 2), (4, 2)])
+def test_gradients_are_synchronised_when_no_micro_batch_is_left(replicas: int, parts: int) -> None:
+    # Given 20 bytes of gradients and passes that need next to nothing, then much
+    for workspace, more in ((0, parts * 20 / replicas), (100, 400)):
+        profile = chain(workspace, workspace)
+        profile = replace(
+            profile, layers=tuple(replace(one, activation_bytes=0) for one in profile.layers)
+        )
+        stage = StagePlan(first_layer=0, stop_layer=2, replicas=replicas)
+        told = memory_use(profile, stage, num_samples=4, held=0, is_last=True)
+        # Then one part is added while another arrives, and the larger of both counts
+        assert told.sync == parts * 20 / replicas
+        assert told.total == 100 + 40 + more
+
+
+def test_a_workspace_may_have_a_part_whatever_the_samples() -> None:
+    # Given a layer that needs 4 x 30 and 5 more, and one that needs 200 whatever the samples
+    profile = chain(30, 0)
+    first, second = profile.layers
+    fixed = (
+        replace(first, fixed_workspace_bytes=5), replace(second, fixed_workspace_bytes=200),
+    )  # fmt: skip
+    profile = replace(profile, layers=fixed)
+    assert [use_of(profile, *span).workspace for span in ((0, 1), (1, 2), (0, 2))] == [
+        125, 200, 200,
+    ]  # fmt: skip
 
 
 def test_a_stage_that_recomputes_needs_workspace_too() -> None:

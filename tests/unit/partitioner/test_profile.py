@@ -35,6 +35,7 @@ def two_layers() -> ModelProfile:
                 output_gradient_bytes=4,
                 step_s=(0.2, 0.1),
                 workspace_bytes=9,
+                fixed_workspace_bytes=10,
                 step_workspace_bytes=11,
             ),
             LayerProfile(name="second", forward_s=((1, 1), (1, 1)), backward_s=((0, 0), (0, 0))),

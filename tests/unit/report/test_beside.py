@@ -41,6 +41,12 @@ stage 0: memory over base   100.0 MB   80.0 MB             +25.0%
 """ in summary_text(RUN)
 
 
+def test_memory_is_over_the_base_that_the_function_had() -> None:
+    stages = [{"over_base_bytes": 80_000_000, "base_bytes": 310_000_000}]
+    memory = rows_of_run(PREDICTED, {"stages": stages})[-1]
+    assert (memory.predicted, memory.measured) == (90_000_000, 80_000_000)
+
+
 def test_it_survives_the_file() -> None:
     assert Summary.from_dict(RUN.to_dict()) == RUN
 
