@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from funcpipe.partitioner.collective import sync_s
+from funcpipe.partitioner.lanes import report_s
 from funcpipe.partitioner.memory import parts_held
 from funcpipe.partitioner.platform import BYTES_PER_STORE_GB
 from funcpipe.partitioner.pricing import dollars_per_s
@@ -87,13 +88,17 @@ class Columns:
     def _down(self) -> Floats:
         return self.layers.down[self.choice.tier]
 
-    def _times(self) -> dict[str, Floats]:
-        layers, size = self.layers, self.size
-        wait, hop = self.setting.lane_latency_s, self.setting.hop_s
-        forward = self._sum_of_tier(layers.forward)
-        backward = self._sum_of_tier(layers.backward) + self.choice.recompute * forward
+    @cached_property
+    def _compute(self) -> tuple[Floats, Floats]:
+        forward = self._sum_of_tier(self.layers.forward)
+        backward = self._sum_of_tier(self.layers.backward) + self.choice.recompute * forward
         transport_f, transport_b = self._transport()
-        forward, backward = forward + transport_f, backward + transport_b
+        return forward + transport_f, backward + transport_b
+
+    def _times(self) -> dict[str, Floats]:
+        size = self.size
+        wait, hop = self.setting.lane_latency_s, self.setting.hop_s
+        forward, backward = self._compute
         down_f = np.where(self.is_first, 0.0, wait + self.q_in * size / self._down)
         up_f = np.where(self.is_last, 0.0, wait + self.q_out * size / self._up)
         down_b = np.where(self.is_last, 0.0, wait + self.g_in * size / self._down)
@@ -124,10 +129,17 @@ class Columns:
         put_b = np.where(self.is_first, 0.0, put_s(profile, size * self.g_out, share))
         return get_f + put_f, get_b + put_b
 
+    def _step(self) -> Floats:
+        """As `StageTimes.step_s`."""
+        step = self._sum_of_tier(self.layers.step)
+        passes = self.setting.num_micro_batches(self.size) * sum(self._compute)
+        alone = self.is_first & self.is_last & (self.choice.degree == 1)
+        return np.where(alone, np.maximum(step, report_s(self.setting, self._share) - passes), step)
+
     def _tail(self, up_b: Floats) -> Floats:
         """As `cost.tail_s`."""
         wait, hop = self.setting.lane_latency_s, self.setting.hop_s
-        step = self._sum_of_tier(self.layers.step)
+        step = self._step()
         sent = np.where(self.is_first, 0.0, hop)
         tail: Floats = step - sent - up_b
         for degree in self.combination.degrees:

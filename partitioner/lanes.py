@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from funcpipe.errors import PlanError
 from funcpipe.partitioner.plan import Plan, StagePlan
 from funcpipe.partitioner.setting import Setting
-from funcpipe.partitioner.transport import get_s, put_s, thread_share
+from funcpipe.partitioner.transport import Amount, get_s, put_s, thread_share
 from funcpipe.schedule.program import PREFETCH
 
-__all__ = ["StageTimes", "plan_times", "stage_times", "tier_of"]
+__all__ = ["StageTimes", "plan_times", "report_s", "stage_times", "tier_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +25,7 @@ class StageTimes:
     activation and uploads no gradient, the last one the other way round: those are None. hop_s:
     what each transfer takes besides occupying its lane. part_up_s, part_down_s: one part (1/degree)
     of the stage's gradient on its way, with its CPU time; both 0 where nothing is synchronised.
-    step_s: of the optimiser.
+    step_s: of the optimiser; of a function that is alone, up to when its report is stored.
     """
 
     degree: int
@@ -111,6 +111,10 @@ def stage_times(
         up_f, down_b = up(q_out), down(g_in)
         compute_f += put_s(profile, q_out, share)
         compute_b += get_s(profile, g_in, share)
+    step_s = sum(profile.step_s(i, vcpu=vcpu) for i in layers)
+    if stage.first_layer == 0 and is_last and stage.replicas == 1:
+        passes_s = setting.num_micro_batches(num_samples) * (compute_f + compute_b)
+        step_s = max(step_s, report_s(setting, share) - passes_s)
     return StageTimes(
         degree=stage.replicas,
         down_f=down_f,
@@ -123,8 +127,16 @@ def stage_times(
         synchronises=synchronises,
         part_up_s=up(part) + put_s(profile, part, share) if synchronises else 0.0,
         part_down_s=down(part) + get_s(profile, part, share) if synchronises else 0.0,
-        step_s=sum(profile.step_s(i, vcpu=vcpu) for i in layers),
+        step_s=step_s,
     )
+
+
+def report_s(setting: Setting, share: Amount) -> Amount:
+    """What the report of a step takes. share: `thread_share`.
+
+    One is on its way at a time. Steps of several functions last longer, for their messages do.
+    """
+    return setting.platform.network.latency_s + put_s(setting.profile, 0.0 * share, share)
 
 
 def plan_times(setting: Setting, plan: Plan, *, num_samples: int | None = None) -> list[StageTimes]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from funcpipe.partitioner.profile import ModelProfile
 
-__all__ = ["get_s", "put_s", "thread_share"]
+__all__ = ["Amount", "get_s", "put_s", "thread_share"]
 
 Amount = TypeVar("Amount", float, NDArray[np.float64])
 

@@ -17,6 +17,8 @@ from funcpipe.partitioner.pricing import Bill, Use, bill
 from funcpipe.partitioner.profile import LayerProfile, ModelProfile
 from funcpipe.partitioner.setting import Setting
 from funcpipe.partitioner.simulate import dollars_of_step, simulate_plan
+from funcpipe.partitioner.space import Combination
+from funcpipe.partitioner.table import make_table
 from funcpipe.schedule.action import Action, Kind, Lane
 from funcpipe.schedule.count import DELETE_BATCH, requests_per_step
 from funcpipe.schedule.program import Shape, training_program
@@ -355,6 +357,30 @@ def test_a_message_that_is_noticed_late_is_late_once() -> None:
     assert told.time.forward_s == 7 + 0.5
     assert told.step_s == 7 + 12 + 8 + 0.5 + 2 * 0.5 + 2 * 0.5
     assert told.step_s == pytest.approx(simulate_plan(setting, plan).step_s, rel=1e-12)
+
+
+def test_a_function_that_is_alone_waits_for_the_report_of_a_step() -> None:
+    # Given a latency of 40 s, and 1 s to send anything, which a function with a vCPU does in 1 s
+    setting, plan = by_hand(model_fields={"put_cpu_s": 1.0})
+    slow, _ = by_hand(model_fields={"put_cpu_s": 1.0}, **{"network.latency_s": "40"})
+    one = replace(plan.stages[0], stop_layer=2, replicas=1)
+    whole = replace(plan, stages=(one,))
+    # Then 4 micro-batches of 9 s and the optimiser's second hide it, or not
+    assert evaluate(setting, whole).step_s == 4 * 9 + 1
+    assert evaluate(slow, whole).step_s == pytest.approx(41, rel=1e-12)
+    assert simulate_plan(slow, whole, num_steps=3).step_s == pytest.approx(41, rel=1e-12)
+    # and so does the table that solvers look at
+    table = make_table(
+        slow, Combination(micro_batch_size=1, degrees=(1, 2)), tiers_mb=(one.memory_mb or 0,)
+    )
+    rows = [n for n in range(len(table)) if table.stop[n] - table.start[n] == 2]
+    assert [table.degree[n] for n in rows] == [1, 2]
+    lone, replicated = (table.tail[n] for n in rows)
+    assert lone == pytest.approx(41 - 4 * 9)
+    # Replicas exchange gradients, which takes longer than that
+    both = replace(whole, stages=(replace(one, replicas=2),))
+    assert replicated == evaluate(slow, both).time.tail_s
+    assert evaluate(slow, both).stages[0].times.step_s == 0.5
 
 
 def test_a_plan_for_another_model_is_refused() -> None:
