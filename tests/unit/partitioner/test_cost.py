@@ -380,7 +380,7 @@ def test_a_function_that_is_alone_waits_for_the_report_of_a_step() -> None:
     # Replicas exchange gradients, which takes longer than that
     both = replace(whole, stages=(replace(one, replicas=2),))
     assert replicated == evaluate(slow, both).time.tail_s
-    assert evaluate(slow, both).stages[0].times.step_s == 0.5
+    assert evaluate(slow, both).stages[0].times.step_s == 1
 
 
 def test_a_plan_for_another_model_is_refused() -> None:
