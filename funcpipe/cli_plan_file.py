@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from funcpipe.errors import PlanError
+from funcpipe.files import mode_of, replacing
 from funcpipe.partitioner.limits import shown
 
 __all__ = ["check_output", "is_stdout", "write_output"]
@@ -58,15 +59,8 @@ def write_output(path: Path, text: str, *, what: str = "plan") -> None:
             path.write_text(text, encoding="utf-8")
             return
         target = _target(path)
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".plan-")
-        try:
-            with open(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.chmod(name, _mode_of(target))
-            os.replace(name, target)
-        except BaseException:
-            os.unlink(name)
-            raise
+        with replacing(target, mode=mode_of(target)) as partial:
+            partial.write_text(text, encoding="utf-8")
     except OSError as error:
         raise _unwritable(path, error, what) from error
 
@@ -77,15 +71,6 @@ def _target(path: Path) -> Path:
         return path.resolve()
     except RuntimeError:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
-
-
-def _mode_of(path: Path) -> int:
-    """The permissions that a file there has, or that a new one would get."""
-    if path.exists():
-        return path.stat().st_mode & 0o777
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask
 
 
 def _unwritable(path: Path, error: OSError, what: str) -> PlanError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 
 from funcpipe.errors import FuncpipeError
+from funcpipe.files import replacing
 from funcpipe.keys import Run
 from funcpipe.store.base import ObjectStore
 
@@ -24,12 +24,9 @@ def export_model(store: ObjectStore, run: Run, *, num_layers: int, path: Path) -
     state: dict[str, Tensor] = {}
     for index in range(num_layers):
         state |= load(bytes(store.get(run.final_layer(index))))
-    partial = path.with_name(path.name + ".partial")
     try:
-        save_file(state, partial, metadata={"format": "pt"})
-        os.replace(partial, path)
+        with replacing(path) as partial:
+            save_file(state, partial, metadata={"format": "pt"})
     except (OSError, SafetensorError) as error:
         raise FuncpipeError(f"cannot write the trained model to {path}: {error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
     return path

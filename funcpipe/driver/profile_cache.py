@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import tempfile
 from pathlib import Path
 
 from funcpipe.errors import ProfileError
+from funcpipe.files import replacing
 from funcpipe.locate import LoadedJob
 from funcpipe.partitioner.profile import ModelProfile
 
@@ -47,11 +47,5 @@ def load_cached(path: Path) -> tuple[ModelProfile | None, str]:
 def save_cached(profile: ModelProfile, path: Path) -> None:
     """All of it or nothing: two runs at once leave one of the two. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".profile-")
-    os.close(handle)
-    try:
-        profile.save(Path(name))
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    with replacing(path) as partial:
+        profile.save(partial)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from funcpipe.errors import FuncpipeError
+from funcpipe.files import mode_of, replacing
 from funcpipe.partitioner.pricing import Bill
 from funcpipe.report.plain import jsonable
 
@@ -160,12 +160,8 @@ def write_summary(summary: Summary, path: Path, *, secrets: Iterable[str] = ()) 
     """Write the file whole or not at all."""
     text = json.dumps(summary.to_dict(secrets=secrets), allow_nan=False, indent=1)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
+    with replacing(path, mode=mode_of(path)) as partial:
         partial.write_text(f"{text}\n", encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def read_summary(path: Path) -> Summary:

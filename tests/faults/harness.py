@@ -269,7 +269,7 @@ def assert_recorded(folder: Path, status: str) -> dict[str, Any]:
     summary: dict[str, Any] = json.loads((folder / "run/summary.json").read_text())
     assert summary["status"] == status
     assert not (folder / "run/model.safetensors").exists() or status == "done"
-    assert not list((folder / "run").glob("*.partial"))
+    assert not list((folder / "run").glob(".partial-*"))
     return summary
 
 

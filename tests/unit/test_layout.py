@@ -22,6 +22,7 @@ ARROWS: dict[str, str] = {
     "__main__": "cli",
     "errors": "",
     "clock": "",
+    "files": "",
     "keys": "",
     "schedule": "sync.plan",
     "control": "keys store",
@@ -47,12 +48,12 @@ ARROWS: dict[str, str] = {
     "functions": "worker",
     "planning": "partitioner",
     "calibration": "partitioner report schedule",
-    "report": "partitioner schedule",
+    "report": "files partitioner schedule",
     "deploy": "bundle driver.host keys partitioner store",
     "emulator": "clock driver.host keys partitioner store worker.context",
-    "driver": "bundle calibration.observed clock codeprint control deploy emulator invocation job "
-    "keys locate model partitioner passes planning profiles profiletask report sameness schedule "
-    "store sync usercode wire",
+    "driver": "bundle calibration.observed clock codeprint control deploy emulator files invocation "
+    "job keys locate model partitioner passes planning profiles profiletask report sameness "
+    "schedule store sync usercode wire",
     "api": "bundle driver job locate model partitioner planning report store usercode",
     "cli": "api cli_calibrate cli_chosen cli_doctor cli_options cli_output cli_plan "
     "cli_plan_options cli_platforms cli_profile report",
@@ -61,7 +62,7 @@ ARROWS: dict[str, str] = {
     "cli_options": "partitioner.limits",
     "cli_plan": "cli_plan_file cli_plan_options partitioner planning report",
     "cli_calibrate": "calibration cli_plan_file report",
-    "cli_plan_file": "partitioner.limits",
+    "cli_plan_file": "files partitioner.limits",
     "cli_profile": "api cli_options cli_plan_file driver.profiling report",
     "cli_plan_options": "cli_options partitioner.limits",
     "cli_platforms": "partitioner.curve partitioner.figures partitioner.limits "
