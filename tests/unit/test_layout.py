@@ -52,8 +52,8 @@ ARROWS: dict[str, str] = {
     "deploy": "bundle driver.host keys partitioner store",
     "emulator": "clock driver.host keys partitioner store worker.context",
     "driver": "bundle calibration.observed clock codeprint control deploy emulator files "
-    "invocation job keys locate model partitioner passes planning profiles profiletask report sameness "
-    "schedule store sync usercode wire",
+    "invocation job keys locate model partitioner passes planning profiles profiletask report "
+    "sameness schedule store sync usercode wire",
     "api": "bundle driver job locate model partitioner planning report store usercode",
     "cli": "api cli_calibrate cli_chosen cli_doctor cli_options cli_output cli_plan "
     "cli_plan_options cli_platforms cli_profile report",
