@@ -19,7 +19,7 @@ from funcpipe.partitioner.profile import LayerProfile, ModelProfile
 
 __all__ = ["Point", "assemble", "differences", "fingerprint", "fingerprint_of", "late_of"]
 
-LATE_SHARE = 0.75
+LATE_SHARE = 0.6
 """Of a request's latency: how much later than it is there a message is noticed by a reader who
 polls, before anybody has seen it. See `funcpipe.store.wait`."""
 

@@ -230,7 +230,7 @@ def _memory(findings: Findings) -> Capability:
 def _vcpu(findings: Findings) -> Capability:
     if (version := findings.cgroups.get("cpu")) is not None:
         return Capability(
-            feature="vcpu", how=f"by the kernel (cgroup version {version}, periods from 5 ms)"
+            feature="vcpu", how=f"by the kernel (cgroup version {version}, periods from 10 ms)"
         )
     return Capability(
         feature="vcpu",

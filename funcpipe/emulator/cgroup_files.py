@@ -15,14 +15,12 @@ from dataclasses import dataclass
 
 __all__ = ["CellMemory", "Group", "V1Group", "V2Group", "cfs_quota", "make_group"]
 
-_PERIOD_US = 5_000
 _LEAST_QUOTA_US = 1_000  # the kernel's own
 # Being stopped and started costs time that is the function's, and the caches' content: some 0.4 ms
 # each time (2026-11, a virtual machine): 14 % of 2.5 ms, 9 % of 5 ms, 5 % of 10 ms. A longer quota
 # loses less, and lets longer bursts pass unslowed. Two of the slices in which the kernel hands time
 # to CPUs (5 ms): parts of one get stranded where a thread moves.
 _GOOD_QUOTA_US = 10_000
-_GOOD_BELOW = 0.5  # a larger share is stopped for so short that little is lost
 _MOST_PERIOD_US = 1_000_000
 _WAIT_S = 0.01
 
@@ -39,13 +37,12 @@ class CellMemory:
 def cfs_quota(cpus: float) -> tuple[int, int]:
     """Microseconds of CPU, and the period in which they may be used, for a share of `cpus`.
 
-    The period is short, for a burst passes unslowed while the quota lasts; it is longer where the
-    quota would be so small that stopping and starting costs a good part of it.
+    The period is as short as may be, for a burst passes unslowed while the quota lasts, and so long
+    that stopping and starting costs little of it, about as much whatever the share.
     """
     if not cpus > 0:
         raise ValueError(f"a CPU share must be positive, not {cpus}")
-    good_us = round(_GOOD_QUOTA_US / cpus) if cpus <= _GOOD_BELOW else _PERIOD_US
-    period_us = min(good_us, _MOST_PERIOD_US)
+    period_us = min(round(_GOOD_QUOTA_US / min(cpus, 1.0)), _MOST_PERIOD_US)
     return max(round(cpus * period_us), _LEAST_QUOTA_US), period_us
 
 

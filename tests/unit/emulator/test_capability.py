@@ -38,7 +38,7 @@ def test_root_with_everything() -> None:
 
     assert how(findings) == [
         "by the kernel (cgroup version 2)",
-        "by the kernel (cgroup version 2, periods from 5 ms)",
+        "by the kernel (cgroup version 2, periods from 10 ms)",
         "pid namespace",
         "an ext4 image mounted for each function",
         "mount namespace",

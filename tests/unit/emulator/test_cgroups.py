@@ -120,16 +120,16 @@ def test_of_two_mounts_of_one_hierarchy_the_usable_one_counts() -> None:
 @pytest.mark.parametrize(
     ("cpus", "quota_us", "period_us"),
     [
-        (1.0, 5_000, 5_000),
-        (2.0, 10_000, 5_000),
-        (0.6, 3_000, 5_000),
+        (1.0, 10_000, 10_000),
+        (2.0, 20_000, 10_000),
+        (0.8, 10_000, 12_500),
         (0.5, 10_000, 20_000),
         (0.25, 10_000, 40_000),
         (0.01, 10_000, 1_000_000),
         (0.005, 5_000, 1_000_000),
         (0.002, 2_000, 1_000_000),
         (0.0001, 1_000, 1_000_000),
-        (64.0, 320_000, 5_000),
+        (64.0, 640_000, 10_000),
     ],
 )
 def test_periods_are_short_but_quotas_are_worth_being_started_for(
@@ -320,7 +320,7 @@ def test_each_controller_is_used_where_it_lies(kernel: FakeKernel) -> None:
     cell.limit_memory(MB)
 
     assert cell.folders == (str(v2 / "run/one"), str(v1 / "run/one"))
-    assert contents(v2 / "run/one", "cpu.max") == ["5000 5000"]
+    assert contents(v2 / "run/one", "cpu.max") == ["10000 10000"]
     assert contents(v1 / "run/one", "memory.limit_in_bytes") == [str(MB)]
 
 
