@@ -473,7 +473,8 @@ def test_a_front_that_is_not_complete_promises_nothing(monkeypatch: pytest.Monke
 
 
 def test_a_front_of_a_model_that_takes_no_time() -> None:
-    given = problem(layer(seconds=0, backward=0), degrees=(1,))
+    no_wait = {"network.latency_s": "0"}
+    given = problem(layer(seconds=0, backward=0), degrees=(1,), changes=no_wait)
 
     (answer,) = pareto_front(given.setting, space=given.space).answers
 
