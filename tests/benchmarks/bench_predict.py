@@ -2,6 +2,9 @@
 
 time_error     |simulated / measured - 1| of a step among others, over the plans of
                `predict_cases`: median and largest
+drift_free     the same, with what was simulated multiplied by how much slower the machine was
+               during the run than when the job was profiled: the `yardstick`, a plain PyTorch step
+               of the job, is measured before and after each of the two
 memory_ratio   measured peak over planned memory, both above the base that was measured: the
                largest of all stages, and the least of those with 200 MB or more planned
 dollar_error   |predicted / billed - 1| of a step's dollars, the largest
@@ -19,6 +22,8 @@ import argparse
 import json
 import math
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -70,10 +75,15 @@ class Measured:
     least_memory: float | None
     dilation: float
     seconds: float
+    drift: float
 
     @property
     def time_error(self) -> float:
         return self.predicted_s / self.measured_s - 1
+
+    @property
+    def drift_free(self) -> float:
+        return self.predicted_s * self.drift / self.measured_s - 1
 
     @property
     def dollar_error(self) -> float:
@@ -83,7 +93,8 @@ class Measured:
         least = "" if self.least_memory is None else f", least {self.least_memory:.2f}"
         return (
             f"{self.name:<34} step {self.predicted_s:.3f} / {self.measured_s:.3f} s "
-            f"({self.time_error:+.1%}, spread {self.spread:.1%})  "
+            f"({self.time_error:+.1%}, {self.drift_free:+.1%} without a drift of "
+            f"{self.drift:.2f}, spread {self.spread:.1%})  "
             f"dollars {self.dollar_error:+.1%}  memory {self.most_memory:.2f}{least}  "
             f"[x{self.dilation:g}, {self.seconds:.0f} s]"
         )
@@ -92,9 +103,10 @@ class Measured:
 class Runs:
     """Runs plans, each once, and says what came out."""
 
-    def __init__(self, folder: Path, store: str) -> None:
+    def __init__(self, folder: Path, store: str, pace: dict[str, float]) -> None:
         self._folder = folder
         self._store = store
+        self._pace = pace
         self._known: dict[str, Measured] = {}
 
     def measure(self, name: str, job: str, plan: Plan, setting: Setting, steps: int) -> Measured:
@@ -105,7 +117,7 @@ class Runs:
         return self._known[key]
 
     def _measure(self, name: str, job: str, plan: Plan, setting: Setting, steps: int) -> Measured:
-        began = time.monotonic()
+        began, before = time.monotonic(), yardstick(job)
         folder = self._folder / f"{len(self._known):02d}-{name.replace(' ', '-')}"
         summary = fp.train(
             str(JOBS[job]), plan=plan, steps=steps, store=self._store, run_dir=folder
@@ -136,15 +148,27 @@ class Runs:
             least_memory=min(large, default=None),
             dilation=(summary.emulation or {}).get("dilation", 1.0),
             seconds=time.monotonic() - began,
+            drift=statistics.mean([before, yardstick(job)]) / self._pace[job],
         )
+
+
+def yardstick(job: str) -> float:
+    """Seconds of a plain step of the job, now."""
+    command = [sys.executable, str(Path(__file__).parent / "yardstick.py"), str(JOBS[job])]
+    return float(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
 
 
 def main() -> None:
     options = _options()
     with tempfile.TemporaryDirectory(prefix="funcpipe-bench-") as temporary:
         folder = options.keep or Path(temporary)
-        settings = {name: setting_of(name, options) for name in options.jobs}
-        runs = Runs(folder, options.store)
+        pace: dict[str, float] = {}
+        settings = {}
+        for name in options.jobs:
+            before = yardstick(name)
+            settings[name] = setting_of(name, options)
+            pace[name] = statistics.mean([before, yardstick(name)])
+        runs = Runs(folder, options.store, pace)
         told: dict[str, Any] = {}
         if "cases" in options.parts:
             told |= cases(runs, settings)
@@ -172,10 +196,12 @@ def cases(runs: Runs, settings: dict[str, Setting]) -> dict[str, Any]:
             plan = plan_of(case, settings[case.job])
             found.append(runs.measure(case.name, case.job, plan, settings[case.job], case.steps))
     errors = [abs(one.time_error) for one in found]
+    free = [abs(one.drift_free) for one in found]
     least = [one.least_memory for one in found if one.least_memory is not None]
     return {
         "plans": len(found),
         "time_error": {"median": _rounded(statistics.median(errors)), "max": _rounded(max(errors))},
+        "drift_free": {"median": _rounded(statistics.median(free)), "max": _rounded(max(free))},
         "memory_ratio": {
             "max": _rounded(max(one.most_memory for one in found)),
             "min_large": _rounded(min(least)) if least else None,
