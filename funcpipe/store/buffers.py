@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import re
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -33,10 +34,17 @@ _KEY = re.compile(r"[A-Za-z0-9._\-]+(?:/[A-Za-z0-9._\-]+)*")
 _PREFIX = re.compile(r"(?:[A-Za-z0-9._\-]+/)*[A-Za-z0-9._\-]*")
 
 
+_PAGES_BYTES = 4 << 20
+"""From here on a buffer has pages of its own, which go back to the system with it: in the heap, what
+was once a part of a gradient would stay beside the model."""
+
+
 def aligned_buffer(num_bytes: int) -> memoryview:
     """A new writable buffer of `num_bytes` unspecified bytes, aligned to 64 bytes."""
     if num_bytes < 0:
         raise ValueError(f"a buffer needs a size of 0 bytes or more, not {num_bytes}")
+    if num_bytes >= _PAGES_BYTES:
+        return memoryview(mmap.mmap(-1, num_bytes))
     room = np.empty(num_bytes + ALIGNMENT_BYTES, dtype=np.uint8)
     begin = -room.ctypes.data % ALIGNMENT_BYTES
     return memoryview(room[begin : begin + num_bytes].data)
