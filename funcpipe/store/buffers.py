@@ -35,8 +35,8 @@ _PREFIX = re.compile(r"(?:[A-Za-z0-9._\-]+/)*[A-Za-z0-9._\-]*")
 
 
 _PAGES_BYTES = 4 << 20
-"""From here on a buffer has pages of its own, which go back to the system with it: in the heap, what
-was once a part of a gradient would stay beside the model."""
+"""From here on a buffer has pages of its own, which go back to the system with it: in the heap,
+what was once a part of a gradient would stay beside the model."""
 
 
 def aligned_buffer(num_bytes: int) -> memoryview:
