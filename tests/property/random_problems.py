@@ -58,9 +58,10 @@ def random_profile(rng: np.random.Generator) -> ModelProfile:
 
 def workspaces(rng: np.random.Generator) -> dict[str, float]:
     """Of a layer, each sometimes none and sometimes most of what it needs."""
+    each = float(10.0 ** rng.uniform(5, 8)) * (rng.random() < 0.6)
     return {
-        "workspace_bytes": float(10.0 ** rng.uniform(5, 8)) * (rng.random() < 0.6),
-        "fixed_workspace_bytes": float(10.0 ** rng.uniform(5, 8)) * (rng.random() < 0.3),
+        "workspace_bytes": each,
+        "fixed_workspace_bytes": each * (int(each) % 3),
         "step_workspace_bytes": float(10.0 ** rng.uniform(6, 9)) * (rng.random() < 0.6),
     }
 
