@@ -110,7 +110,8 @@ class Runs:
         self._known: dict[str, Measured] = {}
 
     def measure(self, name: str, job: str, plan: Plan, setting: Setting, steps: int) -> Measured:
-        key = json.dumps([job, plan.to_dict() | {"predicted": None}])
+        alone = {"sync": None} if max(plan.degrees) == 1 else {}
+        key = json.dumps([job, plan.to_dict() | {"predicted": None} | alone])
         if key not in self._known:
             self._known[key] = self._measure(name, job, plan, setting, steps)
             print(self._known[key], flush=True)
