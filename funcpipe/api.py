@@ -129,6 +129,11 @@ def profiled(
     return profile_job(_loaded(job), chosen, listener=on_event, fresh=fresh)
 
 
+def job_file(job: str) -> Path:
+    """The file in which a job lies, which is imported to see."""
+    return _loaded(job).file
+
+
 def _as_text(options: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {name: _text(options[name])} if name in options else {}
 

@@ -60,6 +60,11 @@ def add_calibrate(
     )
 
 
+_LEFT = ("plan.json", "summary.json", "platform.json", "timeline.json", "events.jsonl",
+         "profile.json", "model.safetensors")  # fmt: skip
+"""Files of a run's folder."""
+
+
 def _calibrate(arguments: argparse.Namespace, run_folder: Callable[[str], Path]) -> int:
     from funcpipe.calibration.folder import calibrate_run
 
@@ -73,6 +78,8 @@ def _calibrate(arguments: argparse.Namespace, run_folder: Callable[[str], Path])
     output = folder / "calibrated.json" if arguments.output is None else Path(arguments.output)
     found = calibrate_run(folder, profile=None if arguments.profile is None else read)
     check_output(str(output), str(read), what="profile")
+    for name in _LEFT:
+        check_output(str(output), str(folder / name), what="profile", source="the run")
     text = json.dumps(found.profile.to_dict(), indent=1) + "\n"
     write_output(output, text, what="profile")
     if arguments.json:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from funcpipe.cli_options import Figures, count, figure
 from funcpipe.cli_plan_file import check_output, is_stdout, write_output
+from funcpipe.partitioner.limits import shown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from funcpipe.driver.profiling import Profiled
 
 __all__ = ["GROUPS", "OPTIONS", "add_profile"]
+
+MOST_REPEATS = 1000
 
 _DESCRIPTION = """\
 Measure what each layer of a job's model takes: time at several shares of CPUs and micro-batch
@@ -37,6 +40,18 @@ examples:
 
 exit codes: 0 done, 1 failed, 2 wrong usage, 130 stopped (Ctrl-C)
 """
+
+
+def _repeats(text: str) -> int:
+    try:
+        number = count(text)
+    except argparse.ArgumentTypeError:
+        number = 0
+    if not 1 <= number <= MOST_REPEATS:
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number from 1 to {MOST_REPEATS:,}, found {shown(text)}"
+        )
+    return number
 
 
 def _counts(text: str) -> tuple[int, ...]:
@@ -66,7 +81,7 @@ GROUPS: dict[str, dict[str, dict[str, Any]]] = {
         "micro_batch_sizes": {"flag": "--micro-batches", "type": _counts, "metavar": "B[,B..]",
                               "help": "samples of a micro-batch (default: the batch and parts of "
                               "it, down to 1)"},
-        "repeats": {"type": count, "metavar": "N", "help": "passes of each micro-batch size, at "
+        "repeats": {"type": _repeats, "metavar": "N", "help": "passes of each micro-batch size, at "
                     "least (default: 5)"},
     },
 }  # fmt: skip
@@ -116,17 +131,17 @@ def _profile(arguments: argparse.Namespace, run: _Run) -> int:
 
     given = {name: getattr(arguments, name) for name in OPTIONS if hasattr(arguments, name)}
     output = arguments.output
-    if output is not None:
-        if is_stdout(output):
-            arguments.parser.error(
-                f"-o {output}: the answer is printed there, and the two would be mixed; name a "
-                "file, or take the profile from what --json prints"
-            )
-        job_file = arguments.job.partition(".py:")[0]
-        check_output(output, arguments.job if job_file == arguments.job else f"{job_file}.py",
-                     what="profile", source="the job")  # fmt: skip
+    if output is not None and is_stdout(output):
+        arguments.parser.error(
+            f"-o {output}: the answer is printed there, and the two would be mixed; name a "
+            "file, or take the profile from what --json prints"
+        )
     # With --json standard output is the profile alone, whatever the job file prints.
     quiet = redirect_stdout(sys.stderr) if arguments.json else nullcontext()
+    if output is not None:
+        with quiet:
+            job_file = str(api.job_file(arguments.job))
+        check_output(output, job_file, what="profile", source="the job")
     with run.shown_by(measuring_progress(Console(stderr=True))), quiet:
         found = api.profiled(arguments.job, on_event=run.update, fresh=arguments.fresh, **given)
     if output is not None:
@@ -160,7 +175,8 @@ def _parts(found: Profiled, output: str | None) -> list[RenderableType]:
 
     said = [("measured", f"now: {'; '.join(found.reasons)}")]
     if found.cached:
-        at = found.profile.measured.get("at", "before")
+        told = found.profile.measured.get("at")
+        at = told if isinstance(told, str) and told.isprintable() else "before"
         said = [("measured", f"{at}; it still holds (--fresh measures again)")]
     said += [("kept in", str(found.path))] if found.path is not None else []
     said += [("written to", output)] if output is not None else []

@@ -10,17 +10,23 @@ from typing import Any
 from funcpipe.calibration.compare import compare
 from funcpipe.calibration.correct import calibrated
 from funcpipe.calibration.observed import Held, Observed, observe
-from funcpipe.errors import FuncpipeError, PlatformError, ProfileError
+from funcpipe.errors import FuncpipeError, PlatformError, ProfileError, ScheduleError
 from funcpipe.partitioner.importers import load_profile
 from funcpipe.partitioner.jsonfile import read_json
+from funcpipe.partitioner.limits import is_number, shown
 from funcpipe.partitioner.plan import Plan
 from funcpipe.partitioner.platform import PlatformSpec
 from funcpipe.partitioner.profile import ModelProfile
 from funcpipe.partitioner.setting import Setting
 from funcpipe.report.beside import SECONDS, Beside, number_of
 from funcpipe.report.summary import Summary, read_summary
+from funcpipe.schedule.action import parse
 
 __all__ = ["Calibration", "calibrate_run"]
+
+
+TIMELINE_FORMAT = 1
+_COLUMNS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,8 +134,19 @@ def _platform(path: Path) -> PlatformSpec:
         raise PlatformError(f"{path}: {error.message}") from error
 
 
+def _check_rows(rows: list[Any]) -> None:
+    """TypeError, or what reading an action raises, for anything that no worker writes."""
+    for row in rows:
+        if not isinstance(row, list) or len(row) < _COLUMNS or not isinstance(row[1], str):
+            raise TypeError(f"a row is {shown(row)}")
+        numbers = [row[0], *row[2:]]
+        if not all(is_number(number) for number in numbers):
+            raise TypeError(f"a row has {shown(numbers)} for numbers")
+        parse(row[1])
+
+
 def _timeline(path: Path, plan: Plan) -> Mapping[str, Any]:
-    """Checked as far as it tells whether it belongs to the plan."""
+    """Checked for whether it belongs to the plan, and can be reckoned with."""
     try:
         data = read_json(path)
     except PlatformError as error:
@@ -139,7 +156,13 @@ def _timeline(path: Path, plan: Plan) -> Mapping[str, Any]:
         numbers = [run[name] for name in ("num_train", "num_steps", "batch_size")]
         places = {(one["stage"], one["replica"]) for one in data["workers"]}  # type: ignore[index]
         whole = all(isinstance(number, int) and number > 0 for number in numbers)
-    except (TypeError, KeyError) as error:
+        if data["format"] != TIMELINE_FORMAT:  # type: ignore[index]
+            raise TypeError(f"its format is {shown(data['format'])}")  # type: ignore[index]
+        for one in data["workers"]:  # type: ignore[index]
+            if not is_number(one["began_at"]) or not isinstance(one["rows"], list):
+                raise TypeError("a function's rows are no list, or began at no time")
+            _check_rows(one["rows"])
+    except (TypeError, KeyError, ValueError, ScheduleError) as error:
         raise FuncpipeError(
             f"{path} is no timeline that tells of batches ({type(error).__name__}: {error}); "
             "expected what this version of funcpipe writes; train again"

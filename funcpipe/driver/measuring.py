@@ -219,7 +219,10 @@ class _Watch:
         waiting: dict[str, ProfileTask] = {}
         for number, task in enumerate(self._tasks):
             name = f"profile-l{task.first_layer}-{task.stop_layer - 1}-{number}"
-            identity = self._host.start(task.encode(), name=name, memory_mb=self._attempt.memory_mb)
+            with self._bench.held():  # a function that is half started would never end
+                identity = self._host.start(
+                    task.encode(), name=name, memory_mb=self._attempt.memory_mb
+                )
             waiting[identity] = task
         found: dict[str, Mapping[str, Any]] = {}
         looks = 0

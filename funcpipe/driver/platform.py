@@ -128,9 +128,9 @@ def host_for(
     platform: PlatformSpec,
     dilation: Dilation,
     place: Place,
-    log_folder: Path,
+    log_folder: Path | None,
 ) -> LocalHost:
-    """What runs the functions."""
+    """What runs the functions. log_folder: None keeps no logs behind their end."""
     return LocalHost(
         platform=platform,
         dilation=dilation.factor,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -77,11 +76,14 @@ def profile_job(
         if listener is not None:
             listener({"kind": kind, "t": round(time.monotonic() - began, 3), **fields})
 
-    batch_size = loaded.job.batch_size
-    tiers, sizes = options.tiers(options.platform()), options.sizes(batch_size)
+    asked = loaded.job.batch_size
+    tiers = options.tiers(options.platform())
+    options.sizes(asked)  # refused before anything is built
     with Signals() as signals:
         with signals.breaking_in(), ONE_AT_A_TIME:
-            prepared = prepare(loaded, options.run_options(batch_size))
+            prepared = prepare(loaded, options.run_options(asked))
+            batch_size = min(asked, prepared.num_train)
+            sizes = options.sizes(batch_size)
             prints = prints_of(prepared, options, tiers=tiers, sizes=sizes, copies=_copies())
         path = cache_path(loaded, prepared.platform.name)
         kept, why = load_cached(path)
@@ -94,8 +96,14 @@ def profile_job(
             {"job": loaded.ref, "platform": prepared.platform.title, "tiers_mb": list(tiers),
              "sizes": list(sizes), "copies": _copies(), "reasons": reasons},
         )  # fmt: skip
+        if batch_size < asked:
+            text = (
+                f"the job's batch of {asked:,} samples is more than its data has: a step has "
+                f"{batch_size:,}"
+            )
+            tell("note", {"text": text, "level": "warning"})
         load = Load()
-        points = _measured(prepared, options, signals, tell, load=load)
+        points = _measured(prepared, options, signals, tell, sizes=sizes, load=load)
     profile = assemble(
         points,
         name=name_of(loaded),
@@ -128,19 +136,18 @@ def _measured(
     signals: Signals,
     tell: Tell,
     *,
+    sizes: Sequence[int],
     load: Load,
 ) -> list[Point]:
     """Everything between an empty store and the results of the functions.
 
     On leaving, whatever was taken is given back, and no signal breaks into that.
     """
-    batch_size = prepared.loaded.job.batch_size
-    run_options = options.run_options(batch_size)
+    run_options = options.run_options(prepared.loaded.job.batch_size)
     with ExitStack() as stack, signals.breaking_in():
         place = open_place(run_options, stack)
         store = place.spec.open(credentials=place.credentials)
         stack.callback(store.close)
-        logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="funcpipe-profile-")))
         root = f"runs/profile-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
         try:
             probe(store, root)
@@ -162,13 +169,13 @@ def _measured(
                 copies=_copies(),
                 repeats=options.repeats,
                 dilation=lambda memory_mb, copies: _dilation(quiet, memory_mb, copies, place.kind),
-                hosts=lambda dilation: host_for(run_options, quiet, dilation, place, logs),
+                hosts=lambda dilation: host_for(run_options, quiet, dilation, place, None),
                 tell=tell,
                 interrupted=signals.interrupted,
                 held=signals.held,
                 look=load.look,
             )
-            return measure(bench, options.tiers(quiet), options.sizes(batch_size))
+            return measure(bench, options.tiers(quiet), sizes)
         except FuncpipeError as error:
             explained = place.explain(error)
             if explained is error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import secrets
 import threading
@@ -42,6 +41,9 @@ from funcpipe.worker.context import Context
 
 __all__ = ["LocalHost"]
 
+KILLED_S = 10.0
+"""Real seconds within which what was killed is gone; the template takes the rest with it."""
+
 
 class LocalHost:
     """A `FunctionHost` that emulates `platform`, `dilation` times slower than real time.
@@ -49,7 +51,8 @@ class LocalHost:
     Functions are forked from a template that has imported torch. Each has a working folder, which
     is also its home and its temporary folder, and an environment made of a few harmless variables
     (PATH, locale), `environment` and `credentials`: nothing else of the driver's is passed on.
-    What it prints goes to ``ID.log`` in `log_folder`, bounded. All of it ends with the driver,
+    What it prints goes to ``ID.log`` in `log_folder`, bounded (None: in a folder of the host's,
+    which ends with it). All of it ends with the driver,
     however that ends. What of the platform this machine cannot enforce is in `limits`.
 
     `threads` is what the numerical libraries may use in each function (None: by its memory).
@@ -61,7 +64,7 @@ class LocalHost:
         self,
         *,
         platform: PlatformSpec,
-        log_folder: Path,
+        log_folder: Path | None,
         dilation: float = 1.0,
         seed: int = 0,
         credentials: Credentials | None = None,
@@ -77,12 +80,13 @@ class LocalHost:
         self._clock = Clock(dilation)
         self._threads = threads
         self._writable = tuple(str(path.resolve()) for path in writable)
-        self._log_folder = log_folder.resolve()
-        self._log_folder.mkdir(parents=True, exist_ok=True)
+        if log_folder is not None:
+            log_folder.mkdir(parents=True, exist_ok=True)
         self._guarded = Guarded(
             purpose="functions", parent=work_folder, environment=base_environment()
         )
         self.folder = self._guarded.folder
+        self._log_folder = (log_folder or self.folder / "logs").resolve()
         self._life = Life(platform, seed=seed)
         self._lock = threading.RLock()
         self._payloads: dict[str, tuple[str, bytes]] = {}
@@ -92,6 +96,7 @@ class LocalHost:
         self._closed = False
         with ExitStack() as stack:
             stack.callback(self._guarded.stop)
+            self._log_folder.mkdir(exist_ok=True)
             self._variables = variables.for_functions(self.folder, environment or {}, credentials)
             self._visible = variables.paths_in(self._variables)
             self.limits = Limits.open(platform, name=self.folder.name, guarded=self._guarded)
@@ -170,7 +175,7 @@ class LocalHost:
         self._await_end(ending, grace_s)
         for one in ending:
             one.kill()
-        self._await_end(ending, math.inf)
+        self._await_end(ending, KILLED_S)
 
     def _await_end(self, ending: list[Environment], within_s: float) -> None:
         deadline = time.monotonic() + within_s
@@ -192,9 +197,9 @@ class LocalHost:
             for one in idle:
                 self._life.end(one.id, "stopped")
                 one.kill()
-        self._await_end(idle, math.inf)
+        self._await_end(idle, KILLED_S)
         self._resources.close()
-        for one in self._environments.values():  # only where the loop has failed
+        for one in self._environments.values():  # where the loop has failed, or nobody heard of it
             one.close()
         self._environments.clear()
 
@@ -240,6 +245,10 @@ class LocalHost:
             one.say(f"function {name} could not be started: {error}")
             self._forget(one, "crashed", None)
             return
+        except BaseException:  # a signal broke in: nobody watches it, so it would never be missed
+            self._life.end(identity, "stopped")
+            self._forget(one, "stopped", None)
+            raise
         self._guarded.tell(f"watch {one.pid}")
         if one.sizes.memory_bytes is not None:
             self._watch.add(

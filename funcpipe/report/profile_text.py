@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from funcpipe.partitioner.limits import is_count
 from funcpipe.report.units import format_bytes, format_number
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ def profile_parts(
 
 
 def _whole(profile: ModelProfile) -> list[tuple[str, str]]:
-    points = profile.measured.get("points", [])
+    points = profile.measured.get("points")
+    points = points if isinstance(points, list | tuple) else ()
     sizes = ", ".join(map(str, profile.micro_batch_sizes))
     weights = sum(layer.parameter_bytes for layer in profile.layers)
     facts = [
@@ -49,8 +51,8 @@ def _whole(profile: ModelProfile) -> list[tuple[str, str]]:
 
 def _point(vcpu: float, index: int, points: Sequence[object]) -> str:
     told = points[index] if index < len(points) else None
-    memory = told.get("memory_mb") if isinstance(told, dict) else None
-    return f"{vcpu:.2f}" + ("" if memory is None else f" ({memory:,} MB)")
+    memory = told.get("memory_mb") if isinstance(told, Mapping) else None
+    return f"{vcpu:.2f}" + (f" ({memory:,} MB)" if is_count(memory) else "")
 
 
 def _facts(facts: Sequence[tuple[str, str]]) -> RenderableType:

@@ -16,8 +16,9 @@ import pytest
 import funcpipe
 from funcpipe.driver.host import Exit, FunctionHost
 from funcpipe.emulator.credentials import Credentials
+from funcpipe.emulator.environment import Environment
 from funcpipe.emulator.host import LocalHost
-from funcpipe.errors import PayloadTooLarge, PlanError, PlatformError
+from funcpipe.errors import PayloadTooLarge, PlanError, PlatformError, Stopped
 from funcpipe.partitioner.platform import load_platform
 
 from .helpers import eventually, processes_with
@@ -82,6 +83,27 @@ def wait_for_exit(host: FunctionHost) -> Exit:
     assert eventually(lambda: found.extend(host.exits()) or bool(found), within_s=20)
     assert len(found) == 1
     return found[0]
+
+
+def test_a_function_whose_start_is_broken_off_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a signal that comes while a function is being forked
+    def broken_off(*_: object, **__: object) -> None:
+        raise Stopped("interrupted")
+
+    with make_host(tmp_path) as host:
+        monkeypatch.setattr(Environment, "launch", broken_off)
+        with pytest.raises(Stopped):
+            start(host)
+        monkeypatch.undo()
+        # Then nothing of it is left, and others can start and end
+        assert [one.reason for one in host.exits()] == ["stopped"]
+        assert host.alive() == 0
+        start(host, "another", do="exit", code=0)
+        ended = wait_for_exit(host)
+        assert (ended.reason, ended.log_tail) == ("done", "")
+    assert_nothing_left(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,54 @@ def test_the_job_is_not_overwritten(job: Path, measured: list[Any], shown: Shown
     assert (measured, job.read_text()) == ([], JOB)
 
 
+def test_nor_is_one_that_is_named_as_a_module(
+    job: Path, measured: list[Any], shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(job.parent))
+    monkeypatch.chdir(job.parent)
+    for name in (job.stem, f"{job.stem}:job"):
+        assert cli.main(["profile", name, "-o", job.name]) == 1
+        assert "it is the job that is read" in shown.readouterr().err
+    assert (measured, job.read_text()) == ([], JOB)
+
+
+@pytest.mark.parametrize(
+    "points", [5, None, {"a": 1}, [{"memory_mb": "x"}], [{"memory_mb": [1]}], [7], []]
+)
+def test_what_a_kept_profile_says_of_itself_is_not_believed(
+    job: Path, measured: list[Any], shown: Shown, points: Any
+) -> None:
+    run(job, "--json")
+    path = Path(shown_json(shown)["path"])
+    kept = json.loads(path.read_text())
+    kept["measured"] |= {"points": points, "at": "then\x1b[31m"}
+    path.write_text(json.dumps(kept))
+    assert run(job) == 0
+    out = shown.readouterr().out
+    assert "measured   before" in out
+    assert "\x1b" not in out
+    assert len(measured) == 1
+
+
+def test_a_batch_is_no_larger_than_the_data(job: Path, measured: list[Any], shown: Shown) -> None:
+    job.write_text(JOB.replace("batch_size=4", "batch_size=100"))
+    assert run(job, "--json") == 0
+    told = shown_json(shown)
+    assert told["profile"]["batch_size"] == 8
+    assert max(measured[0][1]) == 8
+    assert run(job, "--fresh") == 0
+    text = "the job's batch of 100 samples is more than its data has: a step has 8"
+    assert text in " ".join(shown.readouterr().err.split())
+
+
+@pytest.mark.parametrize("number", ["0", "1001", "99999999999", "x"])
+def test_repeats_have_a_bound_that_is_told(job: Path, shown: Shown, number: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(job, "--repeats", number)
+    assert ended.value.code == 2
+    assert "expected a whole number from 1 to 1,000" in shown.readouterr().err
+
+
 def test_what_functions_raise_ends_it_and_nothing_stays_in_the_store(
     job: Path, shown: Shown, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

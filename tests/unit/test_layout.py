@@ -63,7 +63,7 @@ ARROWS: dict[str, str] = {
     "cli_plan": "cli_plan_file cli_plan_options partitioner planning report",
     "cli_calibrate": "calibration cli_plan_file report",
     "cli_plan_file": "files partitioner.limits",
-    "cli_profile": "api cli_options cli_plan_file driver.profiling report",
+    "cli_profile": "api cli_options cli_plan_file driver.profiling partitioner.limits report",
     "cli_plan_options": "cli_options partitioner.limits",
     "cli_platforms": "partitioner.curve partitioner.figures partitioner.limits "
     "partitioner.platform",

@@ -115,6 +115,32 @@ def test_the_profile_that_is_read_is_not_replaced(
     assert (run / "profile.json").read_bytes() == before
 
 
+@pytest.mark.parametrize("name", ["plan.json", "summary.json", "timeline.json", "platform.json"])
+def test_nor_is_what_the_run_left(run: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    before = (run / name).read_bytes()
+    assert "it is the run that is read" in refused(capsys, run, "-o", run / name)
+    assert (run / name).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("began_at", None), ("began_at", {}), ("rows", None), ("rows", {}), ("rows", [5]),
+        ("rows", [[]]), ("rows", [[0, "0F0", "x", 1, 0, 0, 0, 0]]),
+        ("rows", [[0, "0X0", 0, 1, 0, 0, 0, 0]]), ("rows", [[0, None, 0, 1, 0, 0, 0, 0]]),
+        ("format", 2), ("format", "x"),
+    ],
+)  # fmt: skip
+def test_a_damaged_timeline_is_told(
+    run: Path, capsys: pytest.CaptureFixture[str], place: str, value: object
+) -> None:
+    data = json.loads((run / "timeline.json").read_text())
+    (data if place == "format" else data["workers"][0])[place] = value
+    save(run / "timeline.json", data)
+    told = refused(capsys, run)
+    assert "timeline.json is no timeline that tells of batches" in told
+
+
 def test_standard_output_is_taken(run: Path) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["calibrate", str(run), "-o", "/dev/stdout"])
@@ -140,7 +166,8 @@ def test_runs_that_show_nothing_are_refused(run: Path, capsys: pytest.CaptureFix
         ("[]", "no timeline that tells of batches"),
         ('{"run": {}, "workers": []}', "'num_train'"),
         (
-            '{"run": {"num_train": 8, "num_steps": 1, "batch_size": 8}, "workers": []}',
+            '{"format": 1, "run": {"num_train": 8, "num_steps": 1, "batch_size": 8}, '
+            '"workers": []}',
             "tells of 0 functions, and plan.json beside it of 2",
         ),
     ],
