@@ -44,9 +44,8 @@ def family(guarded: Guarded) -> list[psutil.Process]:
     """The server and its child, once both are there."""
     root = psutil.Process(guarded.guard_pid)
     assert eventually((guarded.folder / "children").exists)
-    found = root.children(recursive=True)
-    assert len(found) == 2
-    return found
+    assert eventually(lambda: len(root.children(recursive=True)) == 2)
+    return root.children(recursive=True)
 
 
 def all_gone(processes: list[psutil.Process]) -> bool:
